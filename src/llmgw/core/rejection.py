@@ -1,0 +1,26 @@
+"""The closed list of reasons why a node is not chosen for a replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Reason(StrEnum):
+    """Why not this node. Each value is what ``explain`` output and JSON carry."""
+
+    NO_ENGINE = "no_engine"
+    NO_GPU = "no_gpu"
+    NOT_ENOUGH_MEMORY = "not_enough_memory"
+    NOT_ENOUGH_DISK = "not_enough_disk"
+    BACKING_OFF = "backing_off"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rejection:
+    """One node, one profile, one reason; ``detail`` has the numbers, for a person."""
+
+    node: str
+    profile: str
+    reason: Reason
+    detail: str
