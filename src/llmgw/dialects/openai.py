@@ -1,0 +1,116 @@
+"""OpenAI's shapes: error bodies and events, engines' errors made into them, usage, and the list of models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from llmgw.core.model import Model
+from llmgw.dialects.refusal import TYPES, Refusal
+
+DONE = b"[DONE]"
+# What clients look for in a context overflow: the code (LangChain, Codex) or this text (litellm).
+OVERFLOW_TYPES = ("exceed_context_size_error",)
+OVERFLOW_TEXTS = ("maximum context length is", "exceeds the available context size", "prompt is too long")
+
+_encode = msgspec.json.Encoder().encode
+
+
+class Usage(msgspec.Struct, frozen=True):
+    """Tokens of one request, as engines report them."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _WithUsage(msgspec.Struct):
+    usage: msgspec.Raw | None = None
+    choices: msgspec.Raw = msgspec.Raw(b"")
+
+
+_decode_with_usage = msgspec.json.Decoder(_WithUsage).decode
+_decode_usage = msgspec.json.Decoder(Usage).decode
+
+
+def error_body(refusal: Refusal) -> bytes:
+    """``{"error": {...}}`` as OpenAI's clients read it."""
+    return _encode(
+        {
+            "error": {
+                "message": refusal.message,
+                "type": refusal.type,
+                "param": refusal.param,
+                "code": refusal.code,
+            }
+        }
+    )
+
+
+def error_event(refusal: Refusal) -> bytes:
+    """The same as an event: what a stream that was opened already ends with."""
+    return b"data: %b\n\n" % error_body(refusal)
+
+
+def read_engine_error(status: int, body: bytes) -> Refusal:
+    """An engine's own error in one shape, whichever of theirs it had: nested, flat, a bare string, HTML, nothing."""
+    try:
+        found: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        found = None
+    error: Any = found.get("error", found) if isinstance(found, dict) else None
+    fields: dict[str, Any] = error if isinstance(error, dict) else {}
+    message = fields.get("message") or fields.get("detail") or (error if isinstance(error, str) else None)
+    if not isinstance(message, str) or not message:
+        message = f"The engine answered with status {status} and no explanation."
+    kind, code, param = fields.get("type"), fields.get("code"), fields.get("param")
+    if status == 400 and (kind in OVERFLOW_TYPES or any(text in message for text in OVERFLOW_TEXTS)):
+        code = "context_length_exceeded"
+    elif not isinstance(code, str) or not code:
+        code = kind if isinstance(kind, str) and kind else TYPES.get(status, "engine_error")
+    return Refusal(status=status, code=code, message=message, param=param if isinstance(param, str) else None)
+
+
+def read_usage(document: bytes) -> tuple[Usage | None, bool]:
+    """The usage in a reply or an event's data, and whether ``choices`` is there and empty (a usage event proper).
+
+    Odd usage (strings, nulls, floats) is no usage; nothing raises.
+    """
+    try:
+        found = _decode_with_usage(document)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, False
+    lone = bytes(found.choices).strip() in (b"[]", b"[ ]")
+    raw = bytes(found.usage) if found.usage is not None else b""
+    if not raw.startswith(b"{"):
+        return None, False
+    try:
+        return _decode_usage(raw), lone
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None, lone
+
+
+def list_models(models: list[Model], created: int) -> bytes:
+    """The body of GET /v1/models: every name and alias that can be asked for."""
+    return _encode({"object": "list", "data": [row for model in models for row in _rows(model, created)]})
+
+
+def show_model(model: Model, name: str, created: int) -> bytes:
+    """The body of GET /v1/models/{id}, under the name that was asked for."""
+    return _encode(_row(model, name, created))
+
+
+def _rows(model: Model, created: int) -> list[dict[str, Any]]:
+    return [_row(model, name, created) for name in (model.name, *model.aliases)]
+
+
+def _row(model: Model, name: str, created: int) -> dict[str, Any]:
+    row: dict[str, Any] = {"id": name, "object": "model", "created": created, "owned_by": "llmgw"}
+    if model.context_length is not None:
+        # vLLM's and LM Studio's names for the same fact: clients read one or the other
+        row["max_model_len"] = row["context_length"] = model.context_length
+    if name == model.name and model.aliases:
+        row["aliases"] = list(model.aliases)
+    if name != model.name:
+        row["root"] = model.name
+    return row

@@ -1,0 +1,580 @@
+"""Carries out what an exchange asks for: one Run per request, between one client and, for a while, one upstream.
+
+The generator is resumed from the reactor's run-queue only, never from inside a callback that it may be waiting for.
+While bytes are relayed it sleeps; they pass through ``moved`` alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+import trio
+
+from llmgw.dialects.openai import error_event
+from llmgw.dialects.refusal import Refusal
+from llmgw.door.exchange import exchange
+from llmgw.door.http1 import END, Problem, RequestEvent, RequestHead, ResponseHead
+from llmgw.door.relay import EventRelay, WholeRelay
+from llmgw.door.request import Outcome, Request
+from llmgw.door.steps import (
+    SILENT,
+    Await,
+    Collect,
+    Failure,
+    Forward,
+    Park,
+    ReadBody,
+    Refuse,
+    Relay,
+    Relayed,
+    Reply,
+    Silent,
+    Step,
+)
+from llmgw.door.upstream import Upstream
+from llmgw.reactor.loop import Deadline
+
+if TYPE_CHECKING:
+    from llmgw.door.client import Client
+    from llmgw.door.listener import Door
+
+log = logging.getLogger("llmgw.door")
+
+COMMENT = b": keep-alive\n\n"
+EVENT_STREAM = (
+    (b"content-type", b"text/event-stream"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+)
+# How much of an answer waits here while the exchange has not yet said what to do with it.
+EARLY_BYTES = 256 * 1024
+BUDGET_WAIT_SECONDS = 5.0
+
+
+class _Later:
+    """A step whose result comes by ``resume``."""
+
+
+LATER = _Later()
+
+
+class Run:
+    """One exchange in progress."""
+
+    __slots__ = (
+        "_awaiting",
+        "_blocked",
+        "_blocked_bytes",
+        "_body",
+        "_body_size",
+        "_collect",
+        "_deadline",
+        "_early",
+        "_early_ended",
+        "_early_size",
+        "_events",
+        "_failure",
+        "_forwarded_at",
+        "_head",
+        "_head_at",
+        "_heard_at",
+        "_limits",
+        "_scope",
+        "_sent_at",
+        "_silent_at",
+        "_steps",
+        "_timeouts",
+        "_upstream",
+        "_whole",
+        "body_ended",
+        "client",
+        "door",
+        "over",
+        "request",
+        "wants_body",
+    )
+
+    def __init__(self, door: Door, client: Client, head: RequestHead) -> None:
+        self.door = door
+        self.client = client
+        self.request = Request(door.next_id(), head, client.peer, door.reactor.now)
+        self._limits = door.limits
+        self._timeouts = door.timeouts
+        self._steps = exchange(self.request, door.gateway, door.origins, door.timeouts)
+        self._deadline = Deadline(door.reactor, self, self._look_at_clock)
+        self.over = False
+        self.wants_body = False
+        self.body_ended = not head.has_body
+        self._body: list[bytes] = []
+        self._body_size = 0
+        self._scope: trio.CancelScope | None = None
+        self._upstream: Upstream | None = None
+        self._silent_at = self._head_at = self._forwarded_at = math.inf
+        self._heard_at = self._sent_at = 0.0
+        self._reset_answer()
+
+    def _reset_answer(self) -> None:
+        self._head: ResponseHead | None = None
+        self._failure: Failure | None = None
+        self._early: list[bytes] = []
+        self._early_size = 0
+        self._early_ended = False
+        self._events: EventRelay | None = None
+        self._whole: WholeRelay | None = None
+        self._collect: Collect | None = None
+        # the exchange waits for the answer's head
+        self._awaiting = False
+        self._blocked = False
+        self._blocked_bytes = 0
+
+    # -- the generator
+
+    def resume(self, value: Any) -> None:
+        """Go on with the result of the last step, as far as results are at hand."""
+        while not self.over:
+            try:
+                step: Step = self._steps.send(value)
+            except StopIteration:
+                return self._finish()
+            value = self._do(step)
+            if value is LATER:
+                return None
+        return None
+
+    def _do(self, step: Step) -> Any:  # one line per kind of step
+        if isinstance(step, ReadBody):
+            return self._read_body()
+        if isinstance(step, Forward):
+            return self._forward(step)
+        if isinstance(step, Relay):
+            return self._relay(step)
+        if isinstance(step, Reply):
+            return self._reply(step)
+        if isinstance(step, Refuse):
+            return self._refuse(step)
+        if isinstance(step, Park):
+            return self._park(step)
+        if isinstance(step, Await):
+            return self._await()
+        return self._collect_body(step)
+
+    def _later(self, value: Any) -> None:
+        self.door.reactor.call_soon(self, self.resume, value)
+
+    def _finish(self) -> None:
+        self._end()
+        self.client.exchange_over()
+
+    def _end(self) -> None:
+        self.over = True
+        self._deadline.drop()
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+        if self._scope is not None:
+            self._scope.cancel()
+            self._scope = None
+        self.door.budget.give(self._body_size)
+        self._body_size = 0
+        self._body = []
+        self.request.ended = self.door.reactor.now
+
+    def close(self, outcome: Outcome | None = None) -> None:
+        """The client is gone (or the program ends): stop everything that it had caused."""
+        if self.over:
+            return
+        self.request.outcome = outcome or self.request.outcome
+        self._end()
+        self._steps.close()
+
+    def on_crash(self, error: Exception) -> None:
+        """Something on this request's road raised: a 500 while that is possible, else the connection is cut."""
+        client = self.client
+        self.close(Outcome.CRASHED)
+        if client.replying:
+            client.transport.abort()
+            client.transport_over()
+        else:
+            message = f"llmgw failed on this request; its log has the reason under {self.request.id}."
+            client.refuse(Refusal(status=500, code="internal_error", message=message), self.request)
+            client.exchange_over()
+
+    # -- the request's body
+
+    def _read_body(self) -> Any:
+        head = self.request.head
+        expect = head.headers.get(b"expect")
+        if expect is not None and expect.strip().lower() != b"100-continue":
+            return Refusal(status=417, code="expectation_failed", message="Only 'Expect: 100-continue' is understood.")
+        if head.content_length is not None and head.content_length > self._limits.max_body:
+            return self._too_large()
+        if self.body_ended:
+            return b""
+        self.wants_body = True
+        self.client.read_body(expected=expect is not None and head.minor == 1)
+        return LATER
+
+    def _too_large(self) -> Refusal:
+        limit = self._limits.max_body
+        message = f"The request's body is larger than {limit} bytes (max_body)."
+        return Refusal(status=413, code="request_too_large", message=message)
+
+    def take(self, event: RequestEvent) -> bool:
+        """A piece of the body, from the client. False: there is no room for it now, keep it and stop reading."""
+        if event is END:
+            self.body_ended = True
+            body = self._body
+            self._body_read(body[0] if len(body) == 1 else b"".join(body))
+        elif isinstance(event, bytes):
+            if self._body_size + len(event) > self._limits.max_body:
+                self._body_read(self._too_large())
+            elif not self.door.budget.take(len(event)):
+                return False
+            else:
+                self._body.append(event)
+                self._body_size += len(event)
+        elif isinstance(event, Problem):
+            self._body_read(Refusal(status=event.status, code=event.code, message=event.message))
+        return True
+
+    def _body_read(self, result: bytes | Refusal) -> None:
+        self.wants_body = False
+        self._body = []
+        self.client.body_read()
+        self._later(result)
+
+    def no_room(self) -> None:
+        """The wait for room for the body was too long."""
+        message = "The bodies of the requests in progress fill the memory set aside for them (bodies_total)."
+        self._body_read(Refusal(status=503, code="server_busy", message=message, retry_after=2))
+
+    def body_late(self) -> None:
+        """The client stopped sending its body."""
+        message = f"The request's body stopped coming for {self._timeouts.body:g} s."
+        self._body_read(Refusal(status=408, code="request_timeout", message=message))
+
+    # -- parking
+
+    def _park(self, step: Park) -> Any:
+        scope = self._scope = trio.CancelScope()
+        self.door.spawn(self._parked, scope, step.call, step.args)
+        return LATER
+
+    async def _parked(
+        self, scope: trio.CancelScope, call: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
+    ) -> None:
+        value: Any = None
+        failed: Exception | None = None
+        with scope:
+            try:
+                value = await call(*args)
+            except Exception as error:
+                log.error("request %s: what it waited for failed", self.request.id, exc_info=error)
+                failed = error
+        if self._scope is scope:
+            self._scope = None
+        if self.over or scope.cancelled_caught:
+            return
+        if failed is not None:
+            self.door.reactor.call_soon(self, self.on_crash, failed)
+        else:
+            self._later(value)
+
+    # -- the engine
+
+    def _forward(self, step: Forward) -> Any:
+        now = self.door.reactor.now
+        self._reset_answer()
+        self._forwarded_at = self._heard_at = self._sent_at = now
+        self._head_at = now + step.head_seconds if step.head_seconds is not None else math.inf
+        self._silent_at = now + step.silent_seconds if step.silent_seconds is not None else math.inf
+        try:
+            self._upstream = self.door.pool.ask(step.address, step.request, self, bodyless=step.bodyless)
+        except OSError as error:
+            return Failure(f"no connection to {step.address}: {error.strerror or error}", sent=False)
+        self._awaiting = True
+        self._arm()
+        return LATER
+
+    def _await(self) -> Any:
+        self._open()
+        answer = self._head or self._failure
+        if answer is not None:
+            return answer
+        self._awaiting = True
+        self._arm()
+        return LATER
+
+    def _tell(self, answer: ResponseHead | Failure | Silent) -> None:
+        """Resume the exchange with it, unless it has not come round to waiting: then ``_await`` looks."""
+        if self._awaiting:
+            self._awaiting = False
+            self._later(answer)
+
+    def _open(self) -> None:
+        """Open the stream: from here on everything is an event or a comment."""
+        self.request.opened = True
+        self.client.start(self.request, 200, EVENT_STREAM, None)
+        self._send(COMMENT)
+
+    def answered(self, head: ResponseHead) -> None:
+        self._head = head
+        self._heard_at = self.door.reactor.now
+        self._head_at = self._silent_at = math.inf
+        self._tell(head)
+
+    def rebound(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+
+    def failed(self, failure: Failure) -> None:
+        self._upstream = None
+        if self._head is None:
+            self._silent_at = self._head_at = math.inf
+            self._failure = failure
+            self._tell(failure)
+        elif self._events is None and self._whole is None and self._collect is None:
+            self._failure = failure
+        else:
+            self._broken(failure.reason)
+
+    # -- its body
+
+    def moved(self, data: bytes, ended: bool) -> None:
+        self._heard_at = self.door.reactor.now
+        if ended:
+            self._upstream = None
+        if self._events is not None:
+            self._move_events(self._events, data, ended=ended)
+        elif self._whole is not None:
+            self._move_whole(self._whole, data, ended=ended)
+        else:
+            self._keep_early(data, ended=ended)
+
+    def _keep_early(self, data: bytes, *, ended: bool) -> None:
+        if data:
+            self._early.append(data)
+            self._early_size += len(data)
+        self._early_ended = ended
+        if self._collect is not None:
+            self._collect_more()
+        elif self._early_size > EARLY_BYTES and self._upstream is not None:
+            self._upstream.pause()
+
+    def _take_early(self) -> bytes:
+        data, self._early, self._early_size = b"".join(self._early), [], 0
+        return data
+
+    def _collect_body(self, step: Collect) -> Any:
+        self._collect = step
+        if self._early_ended or self._failure is not None or self._early_size >= step.limit:
+            self._drop_upstream()
+            return self._take_early()[: step.limit]
+        self._arm()
+        return LATER
+
+    def _collect_more(self) -> None:
+        step = self._collect
+        if step is not None and (self._early_ended or self._early_size >= step.limit):
+            self._drop_upstream()
+            self._collect = None
+            self._later(self._take_early()[: step.limit])
+
+    def _drop_upstream(self) -> None:
+        if self._upstream is not None:
+            self._upstream.abort()
+            self._upstream = None
+
+    def _relay(self, step: Relay) -> Any:
+        data, ended = self._take_early(), self._early_ended
+        head = step.head
+        if step.events:
+            self._events = EventRelay(step.filters)
+            if not self.request.opened:
+                self.client.start(self.request, head.status, step.headers, None)
+                self.request.opened = True
+        else:
+            self._whole = WholeRelay(step.filters)
+            length = None if step.filters and not ended else head.content_length
+            if ended:
+                # all of it is here: its length is known, whatever a filter made of it
+                data = self._whole.feed(data) + self._whole.end()
+                self.client.start(self.request, head.status, step.headers, len(data))
+                return self._over_whole(data, self._whole)
+            self.client.start(self.request, head.status, step.headers, length)
+        if data or ended:
+            self.moved(data, ended)
+        else:
+            self.client.flush()
+        if self._upstream is not None and not self._blocked:
+            self._upstream.resume()
+        if self._failure is not None and not self.over:
+            self._broken(self._failure.reason)
+        self._arm()
+        return LATER
+
+    def _move_events(self, relay: EventRelay, data: bytes, *, ended: bool) -> None:
+        out = relay.feed(data) if data else b""
+        if not ended:
+            if out:
+                self._send(out)
+            return
+        rest, complete = relay.end()
+        out += rest
+        problem = None
+        if not complete:
+            problem = "the engine ended the stream before it was complete"
+            out += error_event(_broken_stream(problem))
+        self._events = None
+        self._sent(out)
+        self.client.finish(out)
+        self._later(Relayed(problem, relay.usage_piece))
+
+    def _move_whole(self, relay: WholeRelay, data: bytes, *, ended: bool) -> None:
+        out = relay.feed(data) if data else b""
+        if not ended:
+            if out:
+                self._send(out)
+            return
+        self._later(self._over_whole(out + relay.end(), relay))
+
+    def _over_whole(self, out: bytes, relay: WholeRelay) -> Relayed:
+        self._whole = None
+        self._sent(out)
+        self.client.finish(out)
+        return Relayed(None, relay.tail)
+
+    def _broken(self, reason: str, *, timed_out: bool = False) -> None:
+        """The answer breaks off after it has begun: say so in the stream, or cut what can't be completed."""
+        relay, self._events, self._whole = self._events, None, None
+        self._drop_upstream()
+        if self._collect is not None:
+            self._collect = None
+            return self._later(self._take_early())
+        if relay is None:
+            self.client.cut()
+            return self._later(Relayed(reason, timed_out=timed_out))
+        usage_piece = relay.usage_piece
+        if relay.at_boundary:
+            self.client.finish(error_event(_broken_stream(reason)))
+        else:
+            self.client.cut()
+        return self._later(Relayed(reason, usage_piece, timed_out))
+
+    # -- to the client
+
+    def _send(self, data: bytes) -> None:
+        self._sent(data)
+        if not self.client.write(data) and not self._blocked:
+            self._blocked = True
+            self._blocked_bytes = self.client.transport.pending
+            if self._upstream is not None:
+                self._upstream.pause()
+            self._arm()
+
+    def _sent(self, data: bytes) -> None:
+        now = self._sent_at = self.door.reactor.now
+        if data and self.request.first_byte_at is None:
+            self.request.first_byte_at = now
+
+    def drained(self) -> None:
+        """The client has taken all that was sent."""
+        if self._blocked:
+            self._blocked = False
+            self._heard_at = self._sent_at = self.door.reactor.now
+            if self._upstream is not None:
+                self._upstream.resume()
+
+    def _reply(self, step: Reply) -> Any:
+        headers = step.headers
+        if step.status != 204:
+            headers += ((b"content-type", step.content_type),)
+        self.client.start(self.request, step.status, headers, len(step.body))
+        self.client.finish(step.body)
+
+    def _refuse(self, step: Refuse) -> Any:
+        refusal = step.refusal
+        self.request.problem = self.request.problem or refusal.message
+        if self.request.opened:
+            self.client.finish(error_event(refusal))
+        else:
+            self.client.refuse(refusal, self.request, step.headers)
+
+    # -- time
+
+    def _arm(self) -> None:
+        at = self._next()
+        if at != math.inf:
+            self._deadline.set(at)
+
+    def _next(self) -> float:
+        timeouts = self._timeouts
+        at = min(self._silent_at, self._head_at)
+        if self.request.opened and (self._head is None or self._events is not None) and not self._blocked:
+            at = min(at, self._sent_at + timeouts.keep_alive_comment)
+        if self._blocked:
+            return min(at, self._sent_at + timeouts.idle)
+        if self._events is not None:
+            at = min(at, self._heard_at + timeouts.idle)
+            if not self._events.began:
+                at = min(at, self._forwarded_at + timeouts.response_header)
+        elif self._whole is not None or self._collect is not None:
+            at = min(at, self._heard_at + timeouts.idle, self._whole_limit())
+        return at
+
+    def _whole_limit(self) -> float:
+        generation = self._timeouts.generation
+        return self._forwarded_at + generation if generation and self.request.model is not None else math.inf
+
+    def _look_at_clock(self) -> None:
+        now = self.door.reactor.now
+        if self.over:
+            return
+        if self._blocked:
+            self._look_at_slow_client(now)
+        elif self._head is None and self._failure is None:
+            self._look_for_head(now)
+        elif self._events is not None:
+            self._look_at_stream(self._events, now)
+        elif (self._whole is not None or self._collect is not None) and now >= self._next():
+            which = "generation" if now >= self._whole_limit() else "idle"
+            self._broken(f"the whole reply took longer than timeouts.{which}", timed_out=True)
+        if not self.over:
+            self._arm()
+
+    def _look_at_slow_client(self, now: float) -> None:
+        pending = self.client.transport.pending
+        if pending != self._blocked_bytes:
+            self._blocked_bytes, self._sent_at = pending, now
+        elif now >= self._sent_at + self._timeouts.idle:
+            self.request.problem = f"the client read nothing for {self._timeouts.idle:g} s"
+            self.client.gone(Outcome.CLIENT_STALLED)
+
+    def _look_for_head(self, now: float) -> None:
+        if now >= self._head_at:
+            seconds = self._head_at - self._forwarded_at
+            self._drop_upstream()
+            self._head_at = self._silent_at = math.inf
+            self._failure = Failure(f"no answer within {seconds:g} s", sent=True, timed_out=True)
+            self._tell(self._failure)
+        elif now >= self._silent_at:
+            self._silent_at = math.inf
+            self._tell(SILENT)
+        elif self.request.opened and now >= self._sent_at + self._timeouts.keep_alive_comment:
+            self._send(COMMENT)
+
+    def _look_at_stream(self, relay: EventRelay, now: float) -> None:
+        timeouts = self._timeouts
+        if now >= self._heard_at + timeouts.idle:
+            self._broken(f"the engine was silent for {timeouts.idle:g} s (timeouts.idle)", timed_out=True)
+        elif not relay.began and now >= self._forwarded_at + timeouts.response_header:
+            seconds = timeouts.response_header
+            self._broken(f"the engine sent no event within {seconds:g} s (timeouts.response_header)", timed_out=True)
+        elif now >= self._sent_at + timeouts.keep_alive_comment and relay.at_boundary:
+            self._send(COMMENT)
+
+
+def _broken_stream(reason: str) -> Refusal:
+    return Refusal(status=502, code="stream_broken", message=f"The answer is incomplete: {reason}.")

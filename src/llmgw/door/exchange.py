@@ -1,0 +1,406 @@
+"""One request from its head to its last word: a plain generator, read top to bottom.
+
+It decides and asks (steps.py); it moves no byte itself and knows no socket. Whatever it yields may be the last thing it
+hears: the client can leave at each of them, and then ``finally`` has the last word, which is a plain call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Container, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+import trio
+
+from llmgw.config.node import Timeouts
+from llmgw.core.identity import Caller
+from llmgw.core.model import Model
+from llmgw.dialects import openai
+from llmgw.dialects.refusal import Refusal
+from llmgw.door.body import Asked, ask_for_usage, read_body, rename_model
+from llmgw.door.http1 import RequestHead, ResponseHead
+from llmgw.door.origin import Origins
+from llmgw.door.relay import EchoAlias, Filter, StripUsage, usage_in_events, usage_in_reply
+from llmgw.door.request import Outcome, Request
+from llmgw.door.steps import (
+    SILENT,
+    Await,
+    Collect,
+    Failure,
+    Forward,
+    Headers,
+    Park,
+    ReadBody,
+    Refuse,
+    Relay,
+    Relayed,
+    Reply,
+    Step,
+)
+from llmgw.reactor.transports import Address
+
+CHAT = "/v1/chat/completions"
+INFERENCE = frozenset({CHAT, "/v1/completions", "/v1/embeddings"})
+MODELS = "/v1/models"
+HEALTH = "/health"
+# A larger body is decoded in a thread: 10 ms of one turn is all that everybody else can spare.
+INLINE_BODY_BYTES = 1024 * 1024
+ENGINE_ERROR_BYTES = 256 * 1024
+# An answer of these says "not me, not now": another replica may do better.
+ELSEWHERE = frozenset({502, 503, 504})
+STREAM_HEADERS: Headers = ((b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no"))
+HOP_BY_HOP = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"http2-settings",
+        b"expect",
+        b"content-length",
+    }
+)
+# Of ours, these are the client's to send; any other that a client sends would speak in the door's name.
+CLIENT_HEADERS = frozenset({b"x-llmgw-thread", b"x-llmgw-agent", b"x-llmgw-hop"})
+FORWARDED_HEADERS = frozenset({b"forwarded", b"x-forwarded-for", b"x-forwarded-proto", b"x-forwarded-host"})
+
+Steps = Generator[Step, Any, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """A ready replica that was chosen, and what has to be known to speak to it."""
+
+    replica: str
+    address: Address
+    served_name: str
+    usage_in_streams: bool = True
+
+
+class Gateway(Protocol):
+    """What an exchange may ask of the rest of the program. All but ``wait_ready`` are plain calls."""
+
+    def identify(self, headers: Mapping[bytes, bytes]) -> Caller | Refusal:
+        """Who asks."""
+
+    def resolve(self, name: str) -> Model | None:
+        """The model of that name or alias."""
+
+    def models(self) -> list[Model]:
+        """What can be asked for."""
+
+    def created(self) -> int:
+        """The time that listings give, in seconds since the epoch."""
+
+    def choose(self, model: Model, without: Container[str]) -> Route | None:
+        """A ready replica that is none of ``without``; it counts as busier until ``release``."""
+
+    def release(self, route: Route) -> None:
+        """The request that ``choose`` gave this route to is over."""
+
+    async def wait_ready(self, model: Model) -> bool:
+        """Wait, within the program's limit, until a replica is ready. False: there is none, and ``absent`` says why."""
+
+    def absent(self, model: Model) -> Refusal:
+        """Why no replica of this model answers, and when to try again."""
+
+    def pages(self) -> Address | None:
+        """Where everything that is no engine's is answered; None while that is not up."""
+
+    def settle(self, request: Request) -> None:
+        """The request is over: count it, log it."""
+
+
+def exchange(request: Request, gateway: Gateway, origins: Origins, timeouts: Timeouts) -> Steps:
+    """Answer one request."""
+    try:
+        refusal = origins.refuse(request.head)
+        if refusal is not None:
+            yield Refuse(refusal)
+        elif request.head.method == "OPTIONS":
+            yield Reply(204, headers=origins.preflight(request.head))
+        else:
+            yield from _dispatch(request, gateway, timeouts)
+        if request.outcome is None:
+            request.outcome = Outcome.DONE if request.status < 400 else Outcome.REFUSED
+    except GeneratorExit:
+        if request.outcome is None:
+            request.outcome = Outcome.CLIENT_LEFT
+        raise
+    except Exception:
+        request.outcome = Outcome.CRASHED
+        raise
+    finally:
+        gateway.settle(request)
+
+
+def _dispatch(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
+    path, method = request.path, request.head.method
+    if path in INFERENCE:
+        if method == "POST":
+            return _infer(request, gateway, timeouts)
+        return _not_allowed(b"POST, OPTIONS")
+    if path in (HEALTH, MODELS) or path.startswith(MODELS + "/"):
+        if method in ("GET", "HEAD"):
+            return _look(request, gateway)
+        return _not_allowed(b"GET, HEAD, OPTIONS")
+    return _turn_page(request, gateway, timeouts)
+
+
+def _not_allowed(allow: bytes) -> Steps:
+    refusal = Refusal(status=405, code="method_not_allowed", message=f"Use {allow.decode()} here.")
+    yield Refuse(refusal, ((b"allow", allow),))
+
+
+def _look(request: Request, gateway: Gateway) -> Steps:
+    """What the catalog knows, answered while no engine is up as well."""
+    if request.path == HEALTH:
+        yield Reply(200)
+        return
+    caller = gateway.identify(request.head.headers)
+    if isinstance(caller, Refusal):
+        yield Refuse(caller)
+    elif request.path in (MODELS, MODELS + "/"):
+        yield Reply(200, openai.list_models(gateway.models(), gateway.created()))
+    else:
+        # an id may have slashes, raw or escaped
+        name = unquote(request.path[len(MODELS) + 1 :], errors="replace")
+        model = gateway.resolve(name)
+        if model is None:
+            yield Refuse(_unknown_model(name))
+        else:
+            yield Reply(200, openai.show_model(model, name, gateway.created()))
+
+
+def _unknown_model(name: str) -> Refusal:
+    return Refusal(
+        status=404,
+        code="model_not_found",
+        message=f"The model {name[:200]!r} does not exist here. GET /v1/models lists what does.",
+        param="model",
+    )
+
+
+# -- the road to an engine
+
+
+def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
+    caller = gateway.identify(request.head.headers)
+    if isinstance(caller, Refusal):
+        yield Refuse(caller)
+        return
+    refusal = _unreadable(request.head)
+    if refusal is not None:
+        yield Refuse(refusal)
+        return
+    body: bytes | Refusal = yield ReadBody()
+    if isinstance(body, Refusal):
+        yield Refuse(body)
+        return
+    read = functools.partial(read_body, body, chat=request.path == CHAT)
+    asked: Asked | Refusal = read() if len(body) <= INLINE_BODY_BYTES else (yield Park(_in_thread, (read,)))
+    if isinstance(asked, Refusal):
+        yield Refuse(asked)
+        return
+    request.stream = asked.stream
+    model = gateway.resolve(asked.model)
+    if model is None:
+        yield Refuse(_unknown_model(asked.model))
+        return
+    request.model = model.name
+    yield from _serve(request, gateway, timeouts, _Call(model, asked, body))
+
+
+async def _in_thread(call: Any) -> Any:
+    return await trio.to_thread.run_sync(call)
+
+
+def _unreadable(head: RequestHead) -> Refusal | None:
+    coding = head.headers.get(b"content-encoding", b"identity").lower()
+    if coding != b"identity":
+        return Refusal(status=415, code="unsupported_encoding", message="Send the body without Content-Encoding.")
+    if head.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
+        return Refusal(status=415, code="unsupported_media_type", message="Send the body as application/json.")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """What is wanted of an engine: the model, what its body says, and the body."""
+
+    model: Model
+    asked: Asked
+    body: bytes
+
+
+def _serve(request: Request, gateway: Gateway, timeouts: Timeouts, call: _Call) -> Steps:
+    """Find a replica that answers; another one as long as no byte of an engine went out."""
+    tried: frozenset[str] = frozenset()
+    refusal: Refusal | None = None
+    while True:
+        route = gateway.choose(call.model, tried)
+        if route is None:
+            if refusal is None and (yield Park(gateway.wait_ready, (call.model,))):
+                continue
+            yield Refuse(refusal or gateway.absent(call.model))
+            return
+        try:
+            refusal = yield from _ask(request, route, timeouts, call)
+        finally:
+            gateway.release(route)
+        if refusal is None:
+            return
+        tried |= {route.replica}
+
+
+def _ask(request: Request, route: Route, timeouts: Timeouts, call: _Call) -> Generator[Step, Any, Refusal | None]:
+    """Ask one replica. None when the client has its answer; a Refusal when another replica may still be asked."""
+    request.replica = route.replica
+    asked = call.asked
+    body, filters = _prepare(route, call)
+    forward = Forward(
+        route.address,
+        _request_bytes(request, route.address, body),
+        head_seconds=timeouts.response_header if asked.stream else timeouts.generation or None,
+        silent_seconds=timeouts.stream_open_after if asked.stream else None,
+    )
+    answer: ResponseHead | Failure | object = yield forward
+    if answer is SILENT:
+        answer = yield Await()
+    if isinstance(answer, Failure):
+        return (yield from _report_failure(request, route, answer))
+    assert isinstance(answer, ResponseHead)  # noqa: S101 - what is left of Forward's answers
+    if not 200 <= answer.status < 300:
+        return (yield from _report_engine_error(request, answer))
+    content_type = answer.get(b"content-type") or b"application/json"
+    events = content_type.startswith(b"text/event-stream")
+    if request.opened and not events:
+        request.outcome = Outcome.ENGINE_FAILED
+        yield Refuse(
+            Refusal(status=502, code="engine_failed", message="The engine answered a stream with something else.")
+        )
+        return None
+    if asked.model != route.served_name:
+        filters += (EchoAlias(route.served_name, asked.model, whole=not events),)
+    headers = ((b"content-type", content_type), *(STREAM_HEADERS if events else ()))
+    relayed: Relayed = yield Relay(answer, headers, events, filters)
+    usage = usage_in_events(relayed.last) if events else usage_in_reply(relayed.last)
+    request.usage = usage
+    if relayed.problem is not None:
+        request.problem = relayed.problem
+        request.outcome = request.outcome or (Outcome.TIMED_OUT if relayed.timed_out else Outcome.ENGINE_FAILED)
+    return None
+
+
+def _prepare(route: Route, call: _Call) -> tuple[bytes, tuple[Filter, ...]]:
+    """The body as the engine gets it, and what has to be undone in its answer."""
+    body, asked = call.body, call.asked
+    filters: tuple[Filter, ...] = ()
+    if asked.stream and not asked.wants_usage and route.usage_in_streams:
+        body = ask_for_usage(body, names_stream_options=asked.names_stream_options)
+        filters = (StripUsage(),)
+    if asked.model != route.served_name:
+        body = rename_model(body, route.served_name)
+    return body, filters
+
+
+def _request_bytes(request: Request, address: Address, body: bytes) -> bytes:
+    host = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+    return (
+        f"POST {request.path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
+        f"x-request-id: {request.id}\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+def _report_failure(request: Request, route: Route, failure: Failure) -> Generator[Step, Any, Refusal | None]:
+    request.problem = f"replica {route.replica}: {failure.reason}"
+    if failure.timed_out:
+        request.outcome = Outcome.TIMED_OUT
+        message = f"The engine did not answer in time: {failure.reason}."
+        yield Refuse(Refusal(status=504, code="engine_timeout", message=message))
+        return None
+    refusal = Refusal(
+        status=502,
+        code="engine_failed",
+        message=f"The engine failed before it answered: {failure.reason}.",
+        retry_after=5,
+    )
+    if not request.opened:
+        return refusal
+    request.outcome = Outcome.ENGINE_FAILED
+    yield Refuse(refusal)
+    return None
+
+
+def _report_engine_error(request: Request, answer: ResponseHead) -> Generator[Step, Any, Refusal | None]:
+    body: bytes = yield Collect(ENGINE_ERROR_BYTES)
+    status = answer.status if answer.status >= 400 else 502
+    refusal = openai.read_engine_error(status, body)
+    request.problem = f"the engine answered {answer.status}: {refusal.message[:300]}"
+    if status in ELSEWHERE or status == 429:
+        after = answer.get(b"retry-after") or b""
+        seconds = int(after) if after.isdigit() and len(after) < 6 else 5
+        refusal = Refusal(
+            status=status, code=refusal.code, message=refusal.message, param=refusal.param, retry_after=seconds
+        )
+    if status in ELSEWHERE and not request.opened:
+        return refusal
+    if status >= 500:
+        request.outcome = Outcome.ENGINE_FAILED
+    yield Refuse(refusal)
+    return None
+
+
+# -- the road to the pages
+
+
+def _turn_page(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
+    """Everything that is no engine's: handed to the pages with its body, under the door's own word for who asks."""
+    address = gateway.pages()
+    if address is None:
+        message = "The pages are not up yet."
+        yield Refuse(Refusal(status=503, code="starting", message=message, retry_after=1))
+        return
+    body = b""
+    if request.head.has_body:
+        read: bytes | Refusal = yield ReadBody()
+        if isinstance(read, Refusal):
+            yield Refuse(read)
+            return
+        body = read
+    answer: ResponseHead | Failure = yield Forward(
+        address,
+        _page_request(request, body),
+        bodyless=request.head.method == "HEAD",
+        head_seconds=timeouts.response_header,
+    )
+    if isinstance(answer, Failure):
+        request.problem = f"pages: {answer.reason}"
+        request.outcome = Outcome.ENGINE_FAILED
+        yield Refuse(Refusal(status=502, code="pages_failed", message="The page could not be made.", retry_after=1))
+        return
+    headers = tuple((name, value) for name, value in answer.headers if name not in HOP_BY_HOP and name != b"date")
+    relayed: Relayed = yield Relay(answer, headers)
+    if relayed.problem is not None:
+        request.problem, request.outcome = f"pages: {relayed.problem}", request.outcome or Outcome.ENGINE_FAILED
+
+
+def _page_request(request: Request, body: bytes) -> bytes:
+    head = request.head
+    lines = [b"%b %b HTTP/1.1" % (head.method.encode(), head.target)]
+    for name, value in head.headers.items():
+        ours = name.startswith(b"x-llmgw-") and name not in CLIENT_HEADERS
+        if not (ours or name in HOP_BY_HOP or name in FORWARDED_HEADERS or name == b"x-request-id"):
+            lines.append(b"%b: %b" % (name, value))
+    if b"host" not in head.headers:
+        lines.append(b"host: localhost")
+    lines.append(f"x-forwarded-for: {request.peer}\r\nx-llmgw-exchange: {request.id}".encode())
+    if head.has_body or body:
+        lines.append(b"content-length: %d" % len(body))
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body

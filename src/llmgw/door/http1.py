@@ -1,0 +1,351 @@
+"""HTTP/1.x as values: bytes go in, heads, bodies, ends and problems come out. No socket, no clock; limits live here.
+
+The grammar is llhttp's (by httptools), which refuses what request smuggling needs; what llhttp leaves open is closed
+here: Host, versions, codings other than chunked, size and number of header fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+import httptools
+
+MAX_FIELDS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A request that can't be answered as it stands: the status, a code for programs and a sentence for people.
+
+    Whatever follows it on the connection has no known beginning, so the connection ends with the answer.
+    """
+
+    status: int
+    code: str
+    message: str
+
+
+class End(Enum):
+    """The message is complete."""
+
+    END = auto()
+
+
+END = End.END
+
+
+@dataclass(slots=True)
+class RequestHead:
+    """A request's head. Header names are lower case; fields that came twice are joined by ", "."""
+
+    method: str
+    target: bytes
+    minor: int
+    headers: dict[bytes, bytes]
+    keep_alive: bool
+    content_length: int | None
+    chunked: bool
+
+    @property
+    def has_body(self) -> bool:
+        return self.chunked or bool(self.content_length)
+
+    @property
+    def path(self) -> str:
+        """The target's path, undecoded, without its query; an absolute target's own path."""
+        target = self.target
+        if not target.startswith(b"/") and b"://" in target:
+            slash = target.find(b"/", target.find(b"://") + 3)
+            target = target[slash:] if slash >= 0 else b"/"
+        return target.partition(b"?")[0].decode("latin-1")
+
+
+RequestEvent = RequestHead | bytes | End | Problem
+
+
+class _Refused(Exception):  # noqa: N818 - carries a Problem out of httptools' callbacks
+    def __init__(self, problem: Problem) -> None:
+        self.problem = problem
+
+
+class RequestReader:
+    """Reads requests off one connection, one after the other, as ``feed`` is given bytes.
+
+    After a Problem nothing more comes out. ``close`` breaks the cycle between parser and reader, so that a closed
+    connection leaves memory at once.
+    """
+
+    __slots__ = (
+        "_events",
+        "_fields",
+        "_fresh",
+        "_head",
+        "_in_head",
+        "_max_head",
+        "_parser",
+        "_pending",
+        "_replaying",
+        "_size",
+        "_target",
+        "problem",
+    )
+
+    def __init__(self, max_head: int) -> None:
+        self._max_head = max_head
+        self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
+        self._events: list[RequestEvent] = []
+        self.problem: Problem | None = None
+        self._head: RequestHead | None = None
+        self._replaying = False
+        self._in_head = False
+        self._pending = 0
+        self.on_message_begin()
+        self._in_head = False
+
+    @property
+    def in_head(self) -> bool:
+        """A head has begun and is not complete."""
+        return self._in_head
+
+    def feed(self, data: bytes) -> list[RequestEvent]:
+        """The events in these bytes, in order."""
+        parser = self._parser
+        if parser is None or self.problem is not None:
+            return []
+        if self._in_head:
+            self._pending += len(data)
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._decline_upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserCallbackError as error:
+            reason = error.__context__
+            if not isinstance(reason, _Refused):
+                raise
+            self._refuse(reason.problem)
+        except httptools.HttpParserError as error:
+            self._refuse(Problem(400, "invalid_http", f"This is not a well-formed HTTP/1.1 request: {error}."))
+        if self._in_head and self._pending > self._max_head:
+            self._refuse(_head_too_large(self._max_head))
+        events, self._events = self._events, []
+        return events
+
+    def close(self) -> None:
+        """No more will be fed."""
+        self._parser = None
+
+    def _refuse(self, problem: Problem) -> None:
+        if self.problem is None:
+            self.problem = problem
+            self._events.append(problem)
+
+    def _decline_upgrade(self, rest: bytes) -> None:
+        """Answer an upgrade request (h2c, mostly) as plain HTTP/1.1, which the RFC allows.
+
+        llhttp takes all that follows such a head for the other protocol, the request's own body too, so a new parser
+        is given the same framing without the upgrade.
+        """
+        head = self._head
+        if head is None or head.method == "CONNECT":
+            return self._refuse(Problem(501, "not_supported", "CONNECT is not served here."))
+        self._parser = httptools.HttpRequestParser(self)
+        self._replaying = True
+        framing = b""
+        if head.chunked:
+            framing = b"transfer-encoding: chunked\r\n"
+        elif head.content_length is not None:
+            framing = b"content-length: %d\r\n" % head.content_length
+        if not head.keep_alive:
+            framing += b"connection: close\r\n"
+        for event in self.feed(b"POST / HTTP/1.1\r\nhost: x\r\n%b\r\n%b" % (framing, rest)):
+            self._events.append(event)
+
+    # -- httptools calls these
+
+    def on_message_begin(self) -> None:
+        if self._replaying:
+            return
+        self._fields: dict[bytes, bytes] = {}
+        self._size = self._pending = 0
+        self._target = b""
+        self._in_head = True
+
+    def on_url(self, url: bytes) -> None:
+        if not self._replaying:
+            self._target += url
+            self._grow(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._replaying or not self._in_head:  # a trailer: nothing here wants one
+            return
+        fields = self._fields
+        name = name.lower()
+        if name in fields:
+            if name == b"host":
+                raise _Refused(Problem(400, "invalid_host", "The request has more than one Host header."))
+            value = fields[name] + (b"; " if name == b"cookie" else b", ") + value
+        fields[name] = value
+        self._grow(len(name) + len(value) + 4)
+        if len(fields) > MAX_FIELDS:
+            raise _Refused(Problem(431, "headers_too_large", f"The request has more than {MAX_FIELDS} header fields."))
+
+    def _grow(self, size: int) -> None:
+        self._size += size
+        if self._size > self._max_head:
+            raise _Refused(_head_too_large(self._max_head))
+
+    def on_headers_complete(self) -> None:
+        if self._replaying:
+            return
+        parser = self._parser
+        assert parser is not None  # noqa: S101 - it is calling
+        fields = self._fields
+        version = parser.get_http_version()
+        if version not in ("1.1", "1.0"):
+            raise _Refused(Problem(505, "version_not_supported", f"HTTP/{version} is not served here: use HTTP/1.1."))
+        minor = 1 if version == "1.1" else 0
+        if minor and b"host" not in fields:
+            raise _Refused(Problem(400, "invalid_host", "An HTTP/1.1 request must have a Host header."))
+        coding = fields.get(b"transfer-encoding")
+        if coding is not None and (minor == 0 or coding.strip().lower() != b"chunked"):
+            raise _Refused(Problem(501, "coding_not_supported", "Only 'Transfer-Encoding: chunked' is understood."))
+        length = fields.get(b"content-length")
+        self._head = RequestHead(
+            parser.get_method().decode("ascii"),
+            self._target,
+            minor,
+            fields,
+            parser.should_keep_alive(),
+            None if length is None or coding is not None else int(length),
+            coding is not None,
+        )
+        self._in_head = False
+        self._events.append(self._head)
+
+    def on_body(self, body: bytes) -> None:
+        self._events.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._replaying:
+            self._replaying = False
+        elif self._parser is not None and self._parser.should_upgrade():
+            return
+        self._events.append(END)
+
+
+def _head_too_large(limit: int) -> Problem:
+    return Problem(431, "headers_too_large", f"The request's head is larger than {limit} bytes.")
+
+
+class BadResponse(Exception):  # noqa: N818 - a fact about an engine, told in a sentence
+    """What came from an engine is not HTTP, or not what was asked for."""
+
+
+@dataclass(slots=True)
+class ResponseHead:
+    """A response's head; header names are lower case, and a field that came twice (Set-Cookie) stands here twice."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    keep_alive: bool = False
+    content_length: int | None = None
+
+    def get(self, name: bytes) -> bytes | None:
+        """The last value of that field."""
+        found = None
+        for key, value in self.headers:
+            if key == name:
+                found = value
+        return found
+
+
+class ResponseReader:
+    """Reads one connection's responses: ``begin`` a message, ``feed`` bytes, then look at ``head`` and ``ended``."""
+
+    __slots__ = ("_bodyless", "_fields", "_framed", "_interim", "_parser", "_parts", "ended", "head", "spoiled")
+
+    def __init__(self) -> None:
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._parts: list[bytes] = []
+        self.head: ResponseHead | None = None
+        self.ended = True
+        # bytes that belong to no message came: the connection can't be used again
+        self.spoiled = False
+        self._bodyless = self._interim = self._framed = False
+        self._fields: list[tuple[bytes, bytes]] = []
+
+    def begin(self, *, bodyless: bool = False) -> None:
+        """Expect one message; ``bodyless`` for the answer to a HEAD."""
+        self.head = None
+        self.ended = False
+        self._bodyless = bodyless
+        self._interim = self._framed = False
+
+    def feed(self, data: bytes) -> bytes:
+        """The body's bytes in ``data``, de-chunked; raises BadResponse."""
+        parser = self._parser
+        if parser is None:
+            return b""
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            raise BadResponse("the engine switched protocols unasked") from None
+        except httptools.HttpParserError as error:
+            self.spoiled = True
+            if not self.ended:
+                raise BadResponse(f"the engine's answer is not well-formed HTTP: {error}") from None
+        parts = self._parts
+        if not parts:
+            return b""
+        body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
+        return body
+
+    def finish(self) -> bool:
+        """The connection ended. True when that completes the message: neither length nor chunks framed it."""
+        if self.head is not None and not self.ended and not self._framed:
+            self.ended = True
+            return True
+        return False
+
+    def close(self) -> None:
+        """No more will be fed."""
+        self._parser = None
+
+    # -- httptools calls these
+
+    def on_message_begin(self) -> None:
+        self._fields = []
+        if self.ended:
+            self.spoiled = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._fields.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        parser = self._parser
+        if parser is None or self.ended:
+            self.spoiled = True
+            return
+        status = parser.get_status_code()
+        self._interim = 100 <= status < 200
+        if self._interim:
+            return
+        head = self.head = ResponseHead(status, self._fields, parser.should_keep_alive())
+        chunked = head.get(b"transfer-encoding") is not None
+        length = head.get(b"content-length")
+        if length is not None and not chunked:
+            head.content_length = int(length)
+        self._framed = chunked or length is not None
+        if self._bodyless:
+            # llhttp waits for the body that a HEAD's answer only announces
+            self.ended = self.spoiled = True
+
+    def on_body(self, body: bytes) -> None:
+        if not self.ended:
+            self._parts.append(body)
+
+    def on_message_complete(self) -> None:
+        if not self._interim:
+            self.ended = True

@@ -1,0 +1,256 @@
+"""Connections to engines and to the pages: dialled, kept, lent to one run at a time, and closed when it leaves.
+
+An engine notices that nobody wants its tokens any more only by its connection closing, so a run that ends early always
+takes the connection with it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from llmgw.door.http1 import BadResponse, ResponseHead, ResponseReader
+from llmgw.door.steps import Failure
+from llmgw.reactor.loop import Deadline, Reactor
+from llmgw.reactor.transports import Address, Plain, Transport
+
+# Engines close an idle connection after 5 s (uvicorn, httplib); one that is reused just then loses its request.
+IDLE_SECONDS = 2.0
+MAX_IDLE = 256
+
+
+class Lender(Protocol):
+    """Who borrows a connection, and hears of its answer."""
+
+    def answered(self, head: ResponseHead) -> None:
+        """The answer's head came."""
+
+    def moved(self, data: bytes, ended: bool) -> None:
+        """A piece of the body came; ``ended`` with the last, which may be empty."""
+
+    def rebound(self, upstream: Upstream) -> None:
+        """The request has moved to another connection."""
+
+    def failed(self, failure: Failure) -> None:
+        """No more will come, and the answer is not complete. The connection is gone."""
+
+    def on_crash(self, error: Exception) -> None: ...
+
+
+class Dialer(Protocol):
+    """Opens a transport to an address; tests hand in memory."""
+
+    def __call__(self, reactor: Reactor, address: Address, owner: Upstream) -> Transport: ...
+
+
+def dial(reactor: Reactor, address: Address, owner: Upstream) -> Transport:
+    """A socket."""
+    return Plain.connect(reactor, address, owner, connected=owner.connected)
+
+
+class Pool:
+    """Idle connections by address, the last used first, so that the rest can grow old and go."""
+
+    def __init__(self, reactor: Reactor, *, connect_seconds: float, dialer: Dialer = dial) -> None:
+        self.reactor = reactor
+        self.connect_seconds = connect_seconds
+        self._dial = dialer
+        self._idle: dict[Address, list[Upstream]] = {}
+        self._aging = Deadline(reactor, self, self._age)
+
+    def on_crash(self, error: Exception) -> None:
+        """Nothing of its own to end."""
+
+    def ask(self, address: Address, request: bytes, run: Lender, *, bodyless: bool) -> Upstream:
+        """Send ``request`` on a kept or a new connection, lent to ``run`` until its answer is complete."""
+        idle = self._idle.get(address)
+        oldest = self.reactor.now - IDLE_SECONDS
+        while idle:
+            upstream = idle.pop()
+            if upstream.idle_since >= oldest and not upstream.transport.closed:
+                upstream.begin(run, request, bodyless=bodyless)
+                return upstream
+            upstream.abort()
+        upstream = self.open(address)
+        upstream.begin(run, request, bodyless=bodyless)
+        return upstream
+
+    def open(self, address: Address) -> Upstream:
+        """A new connection, not lent to anybody yet."""
+        upstream = Upstream(self, address)
+        upstream.transport = self._dial(self.reactor, address, upstream)
+        return upstream
+
+    def keep(self, upstream: Upstream) -> None:
+        """Take a connection back."""
+        idle = self._idle.setdefault(upstream.address, [])
+        if len(idle) >= MAX_IDLE:
+            upstream.abort()
+            return
+        upstream.idle_since = self.reactor.now
+        idle.append(upstream)
+        if self._aging.at > self.reactor.now + IDLE_SECONDS:
+            self._aging.set(self.reactor.now + IDLE_SECONDS)
+
+    def forget(self, upstream: Upstream) -> None:
+        """A kept connection has ended by itself."""
+        idle = self._idle.get(upstream.address)
+        if idle is not None and upstream in idle:
+            idle.remove(upstream)
+
+    def _age(self) -> None:
+        oldest = self.reactor.now - IDLE_SECONDS
+        for address, idle in list(self._idle.items()):
+            old = [upstream for upstream in idle if upstream.idle_since <= oldest]
+            idle[:] = [upstream for upstream in idle if upstream.idle_since > oldest]
+            for upstream in old:
+                upstream.abort()
+            if not idle:
+                del self._idle[address]
+        if self._idle:
+            self._aging.set(self.reactor.now + IDLE_SECONDS)
+
+    def close(self) -> None:
+        """Close all that is kept."""
+        for idle in self._idle.values():
+            for upstream in idle:
+                upstream.abort()
+        self._idle.clear()
+        self._aging.drop()
+
+
+class Upstream:
+    """One connection; it speaks for at most one run at a time."""
+
+    __slots__ = (
+        "_bodyless",
+        "_connecting",
+        "_head_told",
+        "_request",
+        "_reused",
+        "_run",
+        "_touched",
+        "address",
+        "idle_since",
+        "pool",
+        "reader",
+        "transport",
+    )
+
+    transport: Transport
+
+    def __init__(self, pool: Pool, address: Address) -> None:
+        self.pool = pool
+        self.address = address
+        self.reader = ResponseReader()
+        self.idle_since = 0.0
+        self._run: Lender | None = None
+        self._request = b""
+        self._reused = self._touched = self._head_told = self._bodyless = False
+        self._connecting: Deadline | None = Deadline(pool.reactor, self, self._connect_late)
+        self._connecting.set(pool.reactor.now + pool.connect_seconds)
+
+    def begin(self, run: Lender, request: bytes, *, bodyless: bool) -> None:
+        """Send ``request`` for ``run``."""
+        self._run = run
+        self._request = request
+        self._bodyless = bodyless
+        self._touched = self._head_told = False
+        self.reader.begin(bodyless=bodyless)
+        self.transport.send(request)
+
+    def pause(self) -> None:
+        self.transport.pause()
+
+    def resume(self) -> None:
+        self.transport.resume()
+
+    def abort(self) -> None:
+        """Whoever borrowed it has left: close, so that the engine stops."""
+        self._run = None
+        self._close()
+
+    def _close(self) -> None:
+        self.connected()
+        self.reader.close()
+        self.transport.abort()
+
+    def connected(self) -> None:
+        """It stands (or never will): the time limit on connecting is off."""
+        if self._connecting is not None:
+            self._connecting.drop()
+            self._connecting = None
+
+    def _connect_late(self) -> None:
+        self._fail(f"no connection within {self.pool.connect_seconds:g} s")
+
+    # -- from the transport
+
+    def on_crash(self, error: Exception) -> None:
+        run, self._run = self._run, None
+        self._close()
+        if run is not None:
+            run.on_crash(error)
+
+    def received(self, data: bytes) -> None:
+        run = self._run
+        if run is None:
+            # words that nobody asked for: the next answer could not be told from them
+            self.pool.forget(self)
+            return self._close()
+        self._touched = True
+        reader = self.reader
+        try:
+            body = reader.feed(data)
+        except BadResponse as error:
+            return self._fail(str(error))
+        if not self._head_told:
+            if reader.head is None:
+                return
+            self._head_told = True
+            run.answered(reader.head)
+        if reader.ended:
+            self._give_back(run, body)
+        elif body:
+            run.moved(body, False)
+
+    def _give_back(self, run: Lender, body: bytes) -> None:
+        self._run = None
+        self._request = b""
+        head = self.reader.head
+        if head is not None and head.keep_alive and not self.reader.spoiled and not self.transport.pending:
+            self._reused = True
+            self.transport.resume()
+            self.pool.keep(self)
+        else:
+            self._close()
+        run.moved(body, True)
+
+    def ended(self) -> None:
+        run = self._run
+        if run is not None and self.reader.finish():
+            self._run = None
+            self._close()
+            run.moved(b"", True)
+        else:
+            self._fail("it closed the connection before its answer was complete")
+
+    def lost(self, reason: str) -> None:
+        self._fail(reason)
+
+    def drained(self) -> None:
+        """A request waits for its answer, not for its own bytes."""
+
+    def _fail(self, reason: str) -> None:
+        run, self._run = self._run, None
+        sent = self._connecting is None
+        self._close()
+        if run is None:
+            return self.pool.forget(self)
+        if self._reused and not self._touched:
+            # it was closed as we reused it, and not one byte came: the engine has not taken the request
+            again = self.pool.open(self.address)
+            run.rebound(again)
+            again.begin(run, self._request, bodyless=self._bodyless)
+            return None
+        run.failed(Failure(reason, sent))
+        return None
