@@ -1,0 +1,144 @@
+"""The door's Gateway, made of core rooms: who asks, which model, which replica, and the last word of each request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Mapping
+
+import trio
+
+from llmgw.core.events import Demand
+from llmgw.core.identity import ANYONE, Caller
+from llmgw.core.model import Model
+from llmgw.core.placement import Rejected
+from llmgw.core.replica import Endpoint, Replica, ReplicaId
+from llmgw.core.routing import choose
+from llmgw.counters import Counters
+from llmgw.dialects.refusal import Refusal
+from llmgw.door.exchange import Route
+from llmgw.door.request import Outcome, Request
+from llmgw.engines.registry import Engine
+from llmgw.engines.types import RequestRules
+from llmgw.server.requestlog import RequestLog
+from llmgw.server.scheduler import Scheduler
+
+
+class FleetGateway:
+    """Reads the fleet, counts what is in flight, and never changes the fleet but by an event."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        *,
+        engines: Mapping[str, Engine],
+        counters: Counters,
+        log: RequestLog,
+        wait_seconds: float,
+        created: int,
+        pages: Callable[[], str | None],
+        clock: Callable[[], float] = trio.current_time,
+    ) -> None:
+        self._scheduler = scheduler
+        self._fleet = scheduler.fleet
+        self._engines = engines
+        self._log = log
+        self._wait_seconds = wait_seconds
+        self._created = created
+        self._pages = pages
+        self._clock = clock
+        self._in_flight: dict[ReplicaId, int] = {}
+        self._routes: dict[ReplicaId, tuple[Endpoint, Route]] = {}
+        self._requests = counters.counter(
+            "llmgw_requests_total",
+            "Requests that ended, by model, path, status and outcome.",
+            ("model", "path", "status", "outcome"),
+        )
+        self._tokens = counters.counter(
+            "llmgw_tokens_total", "Tokens that engines reported, by model and kind.", ("model", "kind")
+        )
+
+    def identify(self, headers: Mapping[bytes, bytes]) -> Caller | Refusal:
+        return ANYONE
+
+    def resolve(self, name: str) -> Model | None:
+        return self._fleet.catalog.resolve(name)
+
+    def models(self) -> list[Model]:
+        """What runs, and what would run when asked for."""
+        return [model for model in self._fleet.catalog if model.scaling.max > 0]
+
+    def created(self) -> int:
+        return self._created
+
+    def choose(self, model: Model, without: Container[str]) -> Route | None:
+        replica = choose(self._fleet.ready(model.name), self._in_flight, without)
+        if replica is None or replica.endpoint is None:
+            return None
+        self._in_flight[replica.id] = self._in_flight.get(replica.id, 0) + 1
+        known = self._routes.get(replica.id)
+        if known is not None and known[0] == replica.endpoint:
+            return known[1]
+        route = self._make_route(model, replica, replica.endpoint)
+        self._routes[replica.id] = (replica.endpoint, route)
+        return route
+
+    def _make_route(self, model: Model, replica: Replica, endpoint: Endpoint) -> Route:
+        engine = self._engines.get(replica.shard.profile.engine)
+        rules = engine.build_request(replica.shard.profile) if engine is not None else RequestRules()
+        return Route(
+            replica=replica.id,
+            address=(endpoint.host, endpoint.port),
+            served_name=endpoint.served_name,
+            usage_in_streams=rules.usage_in_streams,
+        )
+
+    def release(self, route: Route) -> None:
+        name = ReplicaId(route.replica)
+        count = self._in_flight.get(name, 0) - 1
+        if count > 0:
+            self._in_flight[name] = count
+        else:
+            self._in_flight.pop(name, None)
+
+    async def wait_ready(self, model: Model) -> bool:
+        if model.scaling.max == 0:
+            return False
+        await self._scheduler.post(Demand(model=model.name))
+        with trio.move_on_after(self._wait_seconds):
+            while not self._fleet.ready(model.name):
+                if self._hopeless(model):
+                    return False
+                await self._scheduler.wait_changed()
+            return True
+        return False
+
+    def _hopeless(self, model: Model) -> bool:
+        """It will not be ready within the wait: better to say so now."""
+        verdict = self._fleet.verdict(model.name)
+        return isinstance(verdict, Rejected) and self._retry_after(model) > self._wait_seconds
+
+    def _retry_after(self, model: Model) -> int:
+        return self._fleet.retry_after_seconds(model.name, self._clock())
+
+    def absent(self, model: Model) -> Refusal:
+        if model.scaling.max == 0:
+            message = f"The model {model.name} is configured and deliberately not running (scaling.max is 0)."
+            return Refusal(status=503, code="model_not_running", message=message)
+        seconds = self._retry_after(model)
+        message = f"The model {model.name} is loading; try again in {seconds} s."
+        verdict = self._fleet.verdict(model.name)
+        if isinstance(verdict, Rejected):
+            reasons = "; ".join(f"{each.node}: {each.detail}" for each in verdict.rejections)
+            message = f"The model {model.name} can't be placed now ({reasons or 'there is no node'})."
+        return Refusal(status=503, code="model_loading", message=message, retry_after=seconds)
+
+    def pages(self) -> str | None:
+        return self._pages()
+
+    def settle(self, request: Request) -> None:
+        # only names of ours become labels: a path that a client made up would be one more series each time
+        path = request.path if request.model is not None else "other"
+        self._requests.bump(request.model or "", path, str(request.status), str(request.outcome or Outcome.CRASHED))
+        if request.usage is not None and request.model is not None:
+            self._tokens.bump(request.model, "prompt", by=request.usage.prompt_tokens)
+            self._tokens.bump(request.model, "completion", by=request.usage.completion_tokens)
+        self._log.add(request)

@@ -1,0 +1,84 @@
+"""The one caller of ``Fleet.handle``: events come in by one inbox, and what the fleet asks for is carried out here."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from typing import assert_never
+
+import trio
+
+from llmgw.core.effects import Announce, Desire, Effect, WakeAt
+from llmgw.core.events import Event, Wakeup
+from llmgw.core.fleet import Fleet
+from llmgw.core.model import ModelName
+from llmgw.core.node import NodeId
+
+log = logging.getLogger("llmgw.scheduler")
+
+# A full inbox makes whoever reports wait: an agent's link is then not read, which its own bounds can bear.
+INBOX_EVENTS = 256
+
+
+class Scheduler:
+    """Feeds the fleet. ``clock`` gives the ``now`` of every event."""
+
+    def __init__(self, fleet: Fleet, *, clock: Callable[[], float] = trio.current_time) -> None:
+        self.fleet = fleet
+        self._clock = clock
+        self._inbox, self._outbox = trio.open_memory_channel[Event](INBOX_EVENTS)
+        self._desires: dict[NodeId, Desire] = {}
+        self._desired = trio.Event()
+        self._changed = trio.Event()
+        self._wake_at = math.inf
+
+    async def post(self, event: Event) -> None:
+        """Hand the fleet an event; waits while the inbox is full."""
+        await self._inbox.send(event)
+
+    async def desired(self, node: NodeId, after: int) -> Desire:
+        """The node's desired set, once its revision is greater than ``after``. Only the newest is ever given."""
+        while True:
+            desire = self._desires.get(node)
+            if desire is not None and desire.revision > after:
+                return desire
+            await self._desired.wait()
+
+    async def wait_changed(self) -> None:
+        """Wait until the fleet has changed in a way that it announced."""
+        await self._changed.wait()
+
+    async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Handle events for ever."""
+        task_status.started()
+        while True:
+            event: Event = Wakeup()
+            with trio.move_on_after(max(0.0, self._wake_at - self._clock())):
+                event = await self._outbox.receive()
+            if isinstance(event, Wakeup):
+                self._wake_at = math.inf
+            self._carry_out(self.fleet.handle(event, self._clock()))
+
+    def _carry_out(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case Desire(node=node):
+                    self._desires[node] = effect
+                    self._desired.set()
+                    self._desired = trio.Event()
+                case WakeAt(at=at):
+                    self._wake_at = min(self._wake_at, at)
+                case Announce(model=model):
+                    self._announce(model, effect)
+                case _:
+                    assert_never(effect)
+
+    def _announce(self, model: ModelName, announced: Announce) -> None:
+        level = logging.WARNING if announced.warning else logging.INFO
+        text = announced.text
+        if announced.lines:
+            text += "\n    " + "\n    ".join(announced.lines[-8:])
+        log.log(level, "%s: %s", model, text)
+        self._changed.set()
+        self._changed = trio.Event()

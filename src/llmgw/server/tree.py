@@ -1,0 +1,125 @@
+"""The nursery tree of the control plane. Read this first: who is started, and what outlives what.
+
+serve_server
+└─ core nursery            ends last
+   ├─ scheduler            the only caller of Fleet.handle
+   ├─ request log
+   └─ edge nursery         drains first
+      ├─ reactor           the client port's bytes
+      ├─ waits             what a request must wait for
+      └─ pages             Quart on a unix socket
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import resource
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import trio
+
+from llmgw.config.node import NodeConfig
+from llmgw.core.fleet import Fleet
+from llmgw.counters import Counters
+from llmgw.door.listener import Door, Listener
+from llmgw.door.origin import Origins
+from llmgw.engines.registry import Engine
+from llmgw.reactor.loop import Reactor
+from llmgw.server.gateway import FleetGateway
+from llmgw.server.pages import serve_pages
+from llmgw.server.requestlog import RequestLog
+from llmgw.server.scheduler import Scheduler
+from llmgw.server.showing import show
+from llmgw.web.landing import create_app
+
+PAGES_DRAIN_SECONDS = 2.0
+# The collector walks everything that is alive; after start most of it stays alive for ever, so it is set aside, and the
+# young generation may grow further before a walk: a walk is a pause of every stream.
+GC_THRESHOLDS = (50_000, 20, 50)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerHalf:
+    """What the other half, and the end of the program, need of a running server half."""
+
+    config: NodeConfig
+    engines: Mapping[str, Engine]
+    listening: socket.socket
+    created: int
+    write_log: Callable[[str], object]
+    counters: Counters = field(default_factory=Counters)
+    scheduler: Scheduler = field(default_factory=lambda: Scheduler(Fleet()))
+    door: Door | None = None
+    listener: Listener | None = None
+
+    @property
+    def base_url(self) -> str:
+        """Where clients reach the door."""
+        host, port = self.listening.getsockname()[:2]
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def drain(self) -> None:
+        """Accept nothing more and let running requests end, within ``timeouts.drain`` or until ``hurry`` is called."""
+        if self.listener is not None:
+            self.listener.close()
+        if self.door is not None:
+            with trio.move_on_after(self.config.timeouts.drain):
+                await self.door.drain()
+            self.door.close()
+
+    def hurry(self) -> None:
+        """Somebody asked twice: end running requests now."""
+        if self.door is not None:
+            self.door.hurry()
+
+
+async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+    """Serve for ever; started when the door is open."""
+    log = RequestLog(half.write_log)
+    reactor = Reactor()
+    with tempfile.TemporaryDirectory(prefix="llmgw-pages-") as folder:
+        socket_path = str(Path(folder) / "pages.sock")
+        pages_up = False
+        gateway = FleetGateway(
+            half.scheduler,
+            engines=half.engines,
+            counters=half.counters,
+            log=log,
+            wait_seconds=half.config.on_demand_wait,
+            created=half.created,
+            pages=lambda: socket_path if pages_up else None,
+        )
+        async with trio.open_nursery() as core:
+            await core.start(half.scheduler.serve)
+            core.start_soon(log.serve)
+            async with trio.open_nursery() as edge:
+                await edge.start(reactor.serve)
+                app = create_app(lambda: show(half.scheduler.fleet.statistics(), half.base_url))
+                pages = functools.partial(serve_pages, app, socket_path, drain_seconds=PAGES_DRAIN_SECONDS)
+                await edge.start(pages)
+                pages_up = True
+                half.door = Door(
+                    reactor,
+                    gateway,
+                    spawn=edge.start_soon,
+                    origins=Origins(half.config.host, half.config.cors_origins),
+                    limits=half.config.limits,
+                    timeouts=half.config.timeouts,
+                )
+                half.listener = Listener(reactor, half.listening, half.door)
+                gc.collect()
+                gc.freeze()
+                gc.set_threshold(*GC_THRESHOLDS)
+                task_status.started()
+
+
+def raise_file_limit() -> None:
+    """Each client and each engine connection is a descriptor: take as many as the hard limit gives."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

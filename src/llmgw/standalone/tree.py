@@ -1,0 +1,185 @@
+"""``llmgw serve`` and ``llmgw demo``: a server half and an agent half in one process, joined by a link in memory.
+
+root
+├─ watch_signals           first: stop in good order; second: drain no longer
+├─ server half             scheduler, door, pages
+└─ agent half              shards, inventory
+"""
+
+from __future__ import annotations
+
+import functools
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from llmgw.agent.settings import AgentSettings
+from llmgw.agent.tree import serve_node
+from llmgw.config.node import NodeConfig
+from llmgw.core.effects import Desire
+from llmgw.core.events import CatalogChanged, Event, Stopping
+from llmgw.core.model import Model
+from llmgw.core.node import NodeId
+from llmgw.core.placement import Rejected
+from llmgw.core.replica import ShardState
+from llmgw.door.listener import bind
+from llmgw.engines.registry import load_engines
+from llmgw.errors import EngineFailed, LlmgwError
+from llmgw.server.scheduler import Scheduler
+from llmgw.server.tree import ServerHalf, raise_file_limit, serve_server
+from llmgw.standalone.ask import ask as ask_model
+from llmgw.standalone.settings import state_folder, weights_cache
+
+# A node by itself has no name to defend, and a machine that is renamed must find its engines again.
+NODE = NodeId("local")
+# An engine gets its own grace; this is what stopping all of them may take before we say that some would not.
+STOP_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryLink:
+    """The agent's way to a server in the same process."""
+
+    scheduler: Scheduler
+    node: NodeId
+
+    async def desired(self, after: int) -> Desire:
+        return await self.scheduler.desired(self.node, after)
+
+    async def report(self, event: Event) -> None:
+        await self.scheduler.post(event)
+
+
+def run(
+    config: NodeConfig, models: tuple[Model, ...], *, on_ready: Callable[[str], None], ask: str | None = None
+) -> None:
+    """Serve ``models`` until SIGINT or SIGTERM; with ``ask`` only until that question is answered.
+
+    ``on_ready`` gets the base URL when the door is open and every model that is to run does. Raises UsageError when
+    the port or the state folder is taken, EngineFailed when a model to ask can't be started.
+    """
+    listening = bind(config.host, config.port)
+    try:
+        trio.run(_main, config, models, listening, on_ready, ask)
+    except BaseExceptionGroup as group:
+        raise _only(group) from None
+    finally:
+        listening.close()
+
+
+def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error of ours inside, which is what a person is to read; else the group as it is."""
+    found: list[BaseException] = []
+    left: list[BaseException] = [group]
+    while left:
+        error = left.pop()
+        if isinstance(error, BaseExceptionGroup):
+            left.extend(error.exceptions)
+        else:
+            found.append(error)
+    ours = [error for error in found if isinstance(error, LlmgwError)]
+    return ours[0] if len(ours) == len(found) else group
+
+
+async def _main(
+    config: NodeConfig,
+    models: tuple[Model, ...],
+    listening: object,
+    on_ready: Callable[[str], None],
+    question: str | None,
+) -> None:
+    raise_file_limit()
+    half = ServerHalf(
+        config=config,
+        engines=load_engines(),
+        listening=listening,  # type: ignore[arg-type]
+        created=int(time.time()),
+        write_log=_write_log if question is None else _drop_log,
+    )
+    settings = AgentSettings(
+        node_id=NODE,
+        state=_state_of(config, half),
+        engine_ports=config.engine_ports,
+        binaries={name: each.bin for name, each in config.engines.items() if each.bin is not None},
+        stop_on_exit=True,
+        folders=(weights_cache(config),),
+    )
+    async with trio.open_nursery() as root:
+        stopping = trio.Event()
+        root.start_soon(_watch_signals, stopping, half)
+        await root.start(serve_server, half)
+        await half.scheduler.post(CatalogChanged(models=models))
+        link = MemoryLink(half.scheduler, NODE)
+        await root.start(functools.partial(serve_node, link, engines=half.engines, settings=settings))
+        root.start_soon(_say_ready, half, models, on_ready, question, stopping)
+        await stopping.wait()
+        await half.drain()
+        await half.scheduler.post(Stopping())
+        with trio.move_on_after(STOP_SECONDS) as patience:
+            while not half.scheduler.fleet.idle():
+                await half.scheduler.wait_changed()
+        if patience.cancelled_caught:
+            raise LlmgwError(f"engines did not stop within {STOP_SECONDS:g} s; the log names their processes")
+        root.cancel_scope.cancel()
+
+
+def _state_of(config: NodeConfig, half: ServerHalf) -> Path:
+    """A folder per port, so that two of them on one machine do not take over each other's engines."""
+    return state_folder(config) / f"serve-{config.port or 'any'}"
+
+
+def _write_log(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()
+
+
+def _drop_log(text: str) -> None:
+    """Somebody asked one question: the answer is all that belongs on the terminal."""
+
+
+async def _watch_signals(stopping: trio.Event, half: ServerHalf) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        async for _ in signals:
+            if stopping.is_set():
+                half.hurry()
+            stopping.set()
+
+
+async def _say_ready(
+    half: ServerHalf,
+    models: tuple[Model, ...],
+    on_ready: Callable[[str], None],
+    question: str | None,
+    stopping: trio.Event,
+) -> None:
+    fleet = half.scheduler.fleet
+    wanted = [model for model in models if model.scaling.min > 0]
+    while not all(fleet.ready(model.name) for model in wanted):
+        if question is not None:
+            _raise_failure(half)
+        await half.scheduler.wait_changed()
+    on_ready(half.base_url)
+    if question is not None:
+        await ask_model(half.base_url, models[0].name, question, _write_answer)
+        stopping.set()
+
+
+def _write_answer(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _raise_failure(half: ServerHalf) -> None:
+    """Somebody waits for one answer: the first failure of the model is the answer."""
+    for each in half.scheduler.fleet.statistics().models:
+        for replica in each.replicas:
+            if replica.state is ShardState.ENDED:
+                raise EngineFailed(f"{each.model.name} can't be started: {replica.cause}", replica.lines)
+        if isinstance(each.verdict, Rejected) and each.verdict.rejections:
+            reasons = "; ".join(rejection.detail for rejection in each.verdict.rejections)
+            raise EngineFailed(f"{each.model.name} can't be placed: {reasons}")
