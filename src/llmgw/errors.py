@@ -23,7 +23,7 @@ class UsageError(LlmgwError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
-    """One thing that is wrong in what an operator wrote; ``key`` is a dotted path, ``where`` is ``file:line:column``."""
+    """One thing that is wrong in what an operator wrote: a dotted ``key``, and ``where``, as ``file:line:column``."""
 
     key: str
     message: str
@@ -42,7 +42,7 @@ class ConfigError(LlmgwError):
         self.problems = tuple(problems)
 
 
-class EngineFailed(LlmgwError):
+class EngineFailed(LlmgwError):  # noqa: N818 - named by what happens next, like all of them
     """An engine process ended or never became ready; carries its cause and its last lines."""
 
     def __init__(self, message: str, lines: tuple[str, ...] = ()) -> None:
@@ -50,5 +50,5 @@ class EngineFailed(LlmgwError):
         self.lines = lines
 
 
-class LinkLost(LlmgwError):
+class LinkLost(LlmgwError):  # noqa: N818
     """The other half of the program can't be reached any more."""

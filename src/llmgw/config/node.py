@@ -16,8 +16,8 @@ class Timeouts:
     ``response_header``: a stream's time to its first event. ``idle``: between bytes of a stream, either way.
     ``generation``: a whole reply in all. ``stream_open_after``: how long a status stays open before a silent stream is
     opened and kept alive with comments, each ``keep_alive_comment`` apart. ``head``: a request's head from its first
-    byte. ``body``: between bytes of a request's body. ``keep_alive``: an idle client connection. ``connect``: to an engine.
-    ``drain``: what running requests get when the program stops.
+    byte. ``body``: between bytes of a request's body. ``keep_alive``: an idle client connection. ``connect``: to an
+    engine. ``drain``: what running requests get when the program stops.
     """
 
     response_header: float = 60.0

@@ -25,7 +25,7 @@ class Usage(msgspec.Struct, frozen=True):
 
 
 class _WithUsage(msgspec.Struct):
-    usage: msgspec.Raw | None = None
+    usage: msgspec.Raw = msgspec.Raw(b"")
     choices: msgspec.Raw = msgspec.Raw(b"")
 
 
@@ -81,7 +81,7 @@ def read_usage(document: bytes) -> tuple[Usage | None, bool]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None, False
     lone = bytes(found.choices).strip() in (b"[]", b"[ ]")
-    raw = bytes(found.usage) if found.usage is not None else b""
+    raw = bytes(found.usage)
     if not raw.startswith(b"{"):
         return None, False
     try:

@@ -6,7 +6,6 @@ A body that is decoded and encoded again loses key order (which changes prompts 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 import msgspec
 
@@ -33,8 +32,7 @@ class _Body(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Body).decode
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(msgspec.Struct, frozen=True):
     """What a body asks for, as far as the door needs to know. ``null`` and absent are the same."""
 
     model: str

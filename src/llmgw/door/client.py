@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from email.utils import formatdate
@@ -59,6 +60,19 @@ class Framing(Enum):
     CLOSE = auto()
 
 
+@functools.lru_cache(maxsize=256)
+def first_lines(status: int, headers: Headers) -> bytes:
+    """The status line and the headers that an exchange chose: nearly always the same few."""
+    lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, "Unknown").encode())]
+    lines.extend(b"%b: %b\r\n" % header for header in headers)
+    return b"".join(lines)
+
+
+def run_waits(run: Run | None) -> bool:
+    """All that has come of the body is taken, and more of it is wanted."""
+    return run is not None and run.wants_body
+
+
 _date = (0, b"")
 
 
@@ -78,14 +92,15 @@ class Client:
     """
 
     __slots__ = (
-        "_deadline",
         "_framing",
         "_held",
         "_keep",
+        "_pumping",
         "_queue",
         "_reader",
         "_run",
         "_waits_for_room",
+        "deadline",
         "door",
         "peer",
         "replied",
@@ -107,9 +122,10 @@ class Client:
         self._framing = Framing.NONE
         self._held = b""
         self._keep = True
+        self._pumping = False
         self._waits_for_room = False
-        self._deadline = Deadline(door.reactor, self, self._look_at_clock)
-        self._deadline.set(door.reactor.now + door.timeouts.keep_alive)
+        self.deadline = Deadline(door.reactor, self, self._look_at_clock)
+        self.deadline.set(door.reactor.now + door.timeouts.keep_alive)
 
     @property
     def busy(self) -> bool:
@@ -125,10 +141,10 @@ class Client:
         if run is None:
             if events:
                 self.door.reactor.call_soon(self, self.pump)
-            elif self._reader.in_head and self._deadline.at > self.door.reactor.now + self.door.timeouts.head:
-                self._deadline.set(self.door.reactor.now + self.door.timeouts.head)
+            elif self._reader.in_head and self.deadline.at > self.door.reactor.now + self.door.timeouts.head:
+                self.deadline.set(self.door.reactor.now + self.door.timeouts.head)
         elif run.wants_body:
-            self._deadline.set(self.door.reactor.now + self.door.timeouts.body)
+            self.deadline.set(self.door.reactor.now + self.door.timeouts.body)
             self.door.reactor.call_soon(self, self.pump)
         else:
             # a pipelined request: it can wait in the kernel
@@ -170,6 +186,13 @@ class Client:
 
     def pump(self) -> None:
         """Take what has come as far as it can be taken now."""
+        self._pumping = True
+        try:
+            self._pump_queue()
+        finally:
+            self._pumping = False
+
+    def _pump_queue(self) -> None:
         queue = self._queue
         while queue and not self.transport.closed:
             run = self._run
@@ -181,14 +204,18 @@ class Client:
                     return self._refuse_problem(event)
             elif not run.wants_body:
                 return None
-            elif not run.take(queue[0]):
-                return self._wait_for_room(run)
             else:
-                queue.popleft()
+                event = queue.popleft()
+                if not run.take(event):
+                    queue.appendleft(event)
+                    return self._wait_for_room(run)
+        if run_waits(self._run):
+            self.deadline.set(self.door.reactor.now + self.door.timeouts.body)
+            self.transport.resume()
         return None
 
     def _begin(self, head: RequestHead) -> None:
-        self._deadline.clear()
+        self.deadline.clear()
         self.replied = False
         run = self._run = Run(self.door, self, head)
         run.resume(None)
@@ -205,27 +232,29 @@ class Client:
 
     def read_body(self, *, expected: bool) -> None:
         """The exchange wants the body; ``expected``: the client waits for leave to send it."""
-        if expected and not self._queue:
-            self.transport.send(CONTINUE)
-        self._deadline.set(self.door.reactor.now + self.door.timeouts.body)
-        self.transport.resume()
-        self.door.reactor.call_soon(self, self.pump)
+        if not self._queue:
+            if expected:
+                self.transport.send(CONTINUE)
+            self.deadline.set(self.door.reactor.now + self.door.timeouts.body)
+            self.transport.resume()
+        elif not self._pumping:
+            self.door.reactor.call_soon(self, self.pump)
 
     def body_read(self) -> None:
         """It has it, or wants no more of it."""
-        self._deadline.clear()
+        self.deadline.clear()
         self._waits_for_room = False
 
     def _wait_for_room(self, run: Run) -> None:
         self._waits_for_room = True
         self.transport.pause()
-        self._deadline.set(self.door.reactor.now + BUDGET_WAIT_SECONDS)
+        self.deadline.set(self.door.reactor.now + BUDGET_WAIT_SECONDS)
         self.door.budget.wait(self, self._room_again)
 
     def _room_again(self) -> None:
         if self._waits_for_room and self._run is not None:
             self._waits_for_room = False
-            self._deadline.set(self.door.reactor.now + self.door.timeouts.body)
+            self.deadline.set(self.door.reactor.now + self.door.timeouts.body)
             self.transport.resume()
             self.pump()
 
@@ -238,30 +267,33 @@ class Client:
         # an unread body hides where the next request begins
         whole = self._run is None or self._run.body_ended or END in self._queue
         keep = head.keep_alive and whole and not self.door.draining and self._reader.problem is None
-        lines = [b"HTTP/1.1 %d %b" % (status, REASONS.get(status, "Unknown").encode())]
-        lines.extend(b"%b: %b" % header for header in headers)
+        framing = b""
         if head.method == "HEAD" or status in NO_BODY_STATUSES:
             self._framing = Framing.NONE
             if length is not None and status not in NO_BODY_STATUSES:
-                lines.append(b"content-length: %d" % length)
+                framing = b"content-length: %d\r\n" % length
         elif length is not None:
             self._framing = Framing.LENGTH
-            lines.append(b"content-length: %d" % length)
+            framing = b"content-length: %d\r\n" % length
         elif head.minor == 1:
             self._framing = Framing.CHUNKED
-            lines.append(b"transfer-encoding: chunked")
+            framing = b"transfer-encoding: chunked\r\n"
         else:
             self._framing = Framing.CLOSE
             keep = False
         if not keep:
-            lines.append(b"connection: close")
+            framing += b"connection: close\r\n"
         elif head.minor == 0:
-            lines.append(b"connection: keep-alive")
+            framing += b"connection: keep-alive\r\n"
         self._keep = keep
         self.replying = True
-        lines.append(b"x-request-id: %b" % request.id.encode())
-        cors = self.door.origins.headers(head)
-        self._held = b"%b\r\n%b%b\r\n" % (b"\r\n".join(lines), date_line(), cors)
+        self._held = b"%b%bx-request-id: %b\r\n%b%b\r\n" % (
+            first_lines(status, headers),
+            framing,
+            request.id.encode(),
+            date_line(),
+            self.door.origins.headers(head),
+        )
 
     def write(self, data: bytes) -> bool:
         """Send a piece of the body. False: the client does not keep up; send no more until ``drained``."""
@@ -318,7 +350,7 @@ class Client:
         if not self._keep or self.door.draining:
             self.transport.close(linger=True)
             return self.transport_over()
-        self._deadline.set(self.door.reactor.now + self.door.timeouts.keep_alive)
+        self.deadline.set(self.door.reactor.now + self.door.timeouts.keep_alive)
         self.transport.resume()
         if self._queue:
             self.door.reactor.call_soon(self, self.pump)
@@ -344,7 +376,7 @@ class Client:
 
     def transport_over(self) -> None:
         """Leave the door's list and the buckets; break the reader's cycle."""
-        self._deadline.drop()
+        self.deadline.drop()
         self._reader.close()
         self._queue.clear()
         self.door.forget(self)
@@ -356,6 +388,8 @@ class Client:
                 run.no_room()
             elif run.wants_body:
                 run.body_late()
+            else:
+                run.look_at_clock()
         elif self._reader.in_head:
             seconds = self.door.timeouts.head
             message = f"The request's head was not complete within {seconds:g} s."

@@ -35,7 +35,6 @@ from llmgw.door.steps import (
     Step,
 )
 from llmgw.door.upstream import Upstream
-from llmgw.reactor.loop import Deadline
 
 if TYPE_CHECKING:
     from llmgw.door.client import Client
@@ -64,71 +63,41 @@ LATER = _Later()
 class Run:
     """One exchange in progress."""
 
-    __slots__ = (
-        "_awaiting",
-        "_blocked",
-        "_blocked_bytes",
-        "_body",
-        "_body_size",
-        "_collect",
-        "_deadline",
-        "_early",
-        "_early_ended",
-        "_early_size",
-        "_events",
-        "_failure",
-        "_forwarded_at",
-        "_head",
-        "_head_at",
-        "_heard_at",
-        "_limits",
-        "_scope",
-        "_sent_at",
-        "_silent_at",
-        "_steps",
-        "_timeouts",
-        "_upstream",
-        "_whole",
-        "body_ended",
-        "client",
-        "door",
-        "over",
-        "request",
-        "wants_body",
-    )
+    # Defaults on the class: most of them stay as they are, and each store would be paid by every request.
+    over = False
+    wants_body = False
+    _body_size = 0
+    _scope: trio.CancelScope | None = None
+    _upstream: Upstream | None = None
+    # what is known of the answer, from one Forward to the next
+    _head: ResponseHead | None = None
+    _failure: Failure | None = None
+    _early_size = 0
+    _early_ended = False
+    _events: EventRelay | None = None
+    _whole: WholeRelay | None = None
+    _collect: Collect | None = None
+    # the exchange waits for the answer's head
+    _awaiting = False
+    _blocked = False
+    _blocked_bytes = 0
+    _silent_at = _head_at = _forwarded_at = math.inf
+    _heard_at = _sent_at = 0.0
 
     def __init__(self, door: Door, client: Client, head: RequestHead) -> None:
         self.door = door
         self.client = client
         self.request = Request(door.next_id(), head, client.peer, door.reactor.now)
-        self._limits = door.limits
-        self._timeouts = door.timeouts
         self._steps = exchange(self.request, door.gateway, door.origins, door.timeouts)
-        self._deadline = Deadline(door.reactor, self, self._look_at_clock)
-        self.over = False
-        self.wants_body = False
         self.body_ended = not head.has_body
         self._body: list[bytes] = []
-        self._body_size = 0
-        self._scope: trio.CancelScope | None = None
-        self._upstream: Upstream | None = None
-        self._silent_at = self._head_at = self._forwarded_at = math.inf
-        self._heard_at = self._sent_at = 0.0
-        self._reset_answer()
+        self._early: list[bytes] = []
 
     def _reset_answer(self) -> None:
-        self._head: ResponseHead | None = None
-        self._failure: Failure | None = None
-        self._early: list[bytes] = []
-        self._early_size = 0
-        self._early_ended = False
-        self._events: EventRelay | None = None
-        self._whole: WholeRelay | None = None
-        self._collect: Collect | None = None
-        # the exchange waits for the answer's head
-        self._awaiting = False
-        self._blocked = False
-        self._blocked_bytes = 0
+        """Another replica is asked: nothing of the first one's answer is left."""
+        self._head = self._failure = self._events = self._whole = self._collect = None
+        self._early, self._early_size, self._early_ended = [], 0, False
+        self._awaiting = self._blocked = False
 
     # -- the generator
 
@@ -144,22 +113,8 @@ class Run:
                 return None
         return None
 
-    def _do(self, step: Step) -> Any:  # one line per kind of step
-        if isinstance(step, ReadBody):
-            return self._read_body()
-        if isinstance(step, Forward):
-            return self._forward(step)
-        if isinstance(step, Relay):
-            return self._relay(step)
-        if isinstance(step, Reply):
-            return self._reply(step)
-        if isinstance(step, Refuse):
-            return self._refuse(step)
-        if isinstance(step, Park):
-            return self._park(step)
-        if isinstance(step, Await):
-            return self._await()
-        return self._collect_body(step)
+    def _do(self, step: Step) -> Any:
+        return _CARRY_OUT[type(step)](self, step)
 
     def _later(self, value: Any) -> None:
         self.door.reactor.call_soon(self, self.resume, value)
@@ -170,7 +125,7 @@ class Run:
 
     def _end(self) -> None:
         self.over = True
-        self._deadline.drop()
+        self.client.deadline.clear()
         if self._upstream is not None:
             self._upstream.abort()
             self._upstream = None
@@ -204,12 +159,12 @@ class Run:
 
     # -- the request's body
 
-    def _read_body(self) -> Any:
+    def _read_body(self, step: ReadBody) -> Any:
         head = self.request.head
         expect = head.headers.get(b"expect")
         if expect is not None and expect.strip().lower() != b"100-continue":
             return Refusal(status=417, code="expectation_failed", message="Only 'Expect: 100-continue' is understood.")
-        if head.content_length is not None and head.content_length > self._limits.max_body:
+        if head.content_length is not None and head.content_length > self.door.limits.max_body:
             return self._too_large()
         if self.body_ended:
             return b""
@@ -218,7 +173,7 @@ class Run:
         return LATER
 
     def _too_large(self) -> Refusal:
-        limit = self._limits.max_body
+        limit = self.door.limits.max_body
         message = f"The request's body is larger than {limit} bytes (max_body)."
         return Refusal(status=413, code="request_too_large", message=message)
 
@@ -229,7 +184,7 @@ class Run:
             body = self._body
             self._body_read(body[0] if len(body) == 1 else b"".join(body))
         elif isinstance(event, bytes):
-            if self._body_size + len(event) > self._limits.max_body:
+            if self._body_size + len(event) > self.door.limits.max_body:
                 self._body_read(self._too_large())
             elif not self.door.budget.take(len(event)):
                 return False
@@ -244,7 +199,7 @@ class Run:
         self.wants_body = False
         self._body = []
         self.client.body_read()
-        self._later(result)
+        self.resume(result)
 
     def no_room(self) -> None:
         """The wait for room for the body was too long."""
@@ -253,7 +208,7 @@ class Run:
 
     def body_late(self) -> None:
         """The client stopped sending its body."""
-        message = f"The request's body stopped coming for {self._timeouts.body:g} s."
+        message = f"The request's body stopped coming for {self.door.timeouts.body:g} s."
         self._body_read(Refusal(status=408, code="request_timeout", message=message))
 
     # -- parking
@@ -287,7 +242,8 @@ class Run:
 
     def _forward(self, step: Forward) -> Any:
         now = self.door.reactor.now
-        self._reset_answer()
+        if self._forwarded_at != math.inf:
+            self._reset_answer()
         self._forwarded_at = self._heard_at = self._sent_at = now
         self._head_at = now + step.head_seconds if step.head_seconds is not None else math.inf
         self._silent_at = now + step.silent_seconds if step.silent_seconds is not None else math.inf
@@ -299,7 +255,7 @@ class Run:
         self._arm()
         return LATER
 
-    def _await(self) -> Any:
+    def _await(self, step: Await) -> Any:
         self._open()
         answer = self._head or self._failure
         if answer is not None:
@@ -401,7 +357,9 @@ class Run:
             if ended:
                 # all of it is here: its length is known, whatever a filter made of it
                 data = self._whole.feed(data) + self._whole.end()
-                self.client.start(self.request, head.status, step.headers, len(data))
+                # (a HEAD's answer has a length and no body)
+                known = head.content_length if self.request.head.method == "HEAD" else len(data)
+                self.client.start(self.request, head.status, step.headers, known)
                 return self._over_whole(data, self._whole)
             self.client.start(self.request, head.status, step.headers, length)
         if data or ended:
@@ -489,7 +447,7 @@ class Run:
 
     def _reply(self, step: Reply) -> Any:
         headers = step.headers
-        if step.status != 204:
+        if step.body:
             headers += ((b"content-type", step.content_type),)
         self.client.start(self.request, step.status, headers, len(step.body))
         self.client.finish(step.body)
@@ -507,10 +465,10 @@ class Run:
     def _arm(self) -> None:
         at = self._next()
         if at != math.inf:
-            self._deadline.set(at)
+            self.client.deadline.set(at)
 
     def _next(self) -> float:
-        timeouts = self._timeouts
+        timeouts = self.door.timeouts
         at = min(self._silent_at, self._head_at)
         if self.request.opened and (self._head is None or self._events is not None) and not self._blocked:
             at = min(at, self._sent_at + timeouts.keep_alive_comment)
@@ -525,10 +483,11 @@ class Run:
         return at
 
     def _whole_limit(self) -> float:
-        generation = self._timeouts.generation
+        generation = self.door.timeouts.generation
         return self._forwarded_at + generation if generation and self.request.model is not None else math.inf
 
-    def _look_at_clock(self) -> None:
+    def look_at_clock(self) -> None:
+        """The time asked for has come (or another one)."""
         now = self.door.reactor.now
         if self.over:
             return
@@ -548,8 +507,8 @@ class Run:
         pending = self.client.transport.pending
         if pending != self._blocked_bytes:
             self._blocked_bytes, self._sent_at = pending, now
-        elif now >= self._sent_at + self._timeouts.idle:
-            self.request.problem = f"the client read nothing for {self._timeouts.idle:g} s"
+        elif now >= self._sent_at + self.door.timeouts.idle:
+            self.request.problem = f"the client read nothing for {self.door.timeouts.idle:g} s"
             self.client.gone(Outcome.CLIENT_STALLED)
 
     def _look_for_head(self, now: float) -> None:
@@ -562,11 +521,11 @@ class Run:
         elif now >= self._silent_at:
             self._silent_at = math.inf
             self._tell(SILENT)
-        elif self.request.opened and now >= self._sent_at + self._timeouts.keep_alive_comment:
+        elif self.request.opened and now >= self._sent_at + self.door.timeouts.keep_alive_comment:
             self._send(COMMENT)
 
     def _look_at_stream(self, relay: EventRelay, now: float) -> None:
-        timeouts = self._timeouts
+        timeouts = self.door.timeouts
         if now >= self._heard_at + timeouts.idle:
             self._broken(f"the engine was silent for {timeouts.idle:g} s (timeouts.idle)", timed_out=True)
         elif not relay.began and now >= self._forwarded_at + timeouts.response_header:
@@ -578,3 +537,16 @@ class Run:
 
 def _broken_stream(reason: str) -> Refusal:
     return Refusal(status=502, code="stream_broken", message=f"The answer is incomplete: {reason}.")
+
+
+# By the exact type: a chain of isinstance costs more than many a step.
+_CARRY_OUT: dict[type, Callable[[Run, Any], Any]] = {
+    ReadBody: Run._read_body,
+    Park: Run._park,
+    Forward: Run._forward,
+    Await: Run._await,
+    Collect: Run._collect_body,
+    Relay: Run._relay,
+    Reply: Run._reply,
+    Refuse: Run._refuse,
+}

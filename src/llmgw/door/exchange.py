@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import unquote
 
+import msgspec
 import trio
 
 from llmgw.config.node import Timeouts
@@ -203,8 +204,11 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
     if isinstance(body, Refusal):
         yield Refuse(body)
         return
-    read = functools.partial(read_body, body, chat=request.path == CHAT)
-    asked: Asked | Refusal = read() if len(body) <= INLINE_BODY_BYTES else (yield Park(_in_thread, (read,)))
+    asked: Asked | Refusal
+    if len(body) <= INLINE_BODY_BYTES:
+        asked = read_body(body, chat=request.path == CHAT)
+    else:
+        asked = yield Park(_in_thread, (functools.partial(read_body, body, chat=request.path == CHAT),))
     if isinstance(asked, Refusal):
         yield Refuse(asked)
         return
@@ -230,8 +234,7 @@ def _unreadable(head: RequestHead) -> Refusal | None:
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
+class _Call(msgspec.Struct, frozen=True):
     """What is wanted of an engine: the model, what its body says, and the body."""
 
     model: Model

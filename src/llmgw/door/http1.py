@@ -6,10 +6,11 @@ here: Host, versions, codings other than chunked, size and number of header fiel
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum, auto
 
 import httptools
+import msgspec
 
 MAX_FIELDS = 256
 
@@ -35,8 +36,7 @@ class End(Enum):
 END = End.END
 
 
-@dataclass(slots=True)
-class RequestHead:
+class RequestHead(msgspec.Struct):
     """A request's head. Header names are lower case; fields that came twice are joined by ", "."""
 
     method: str
@@ -78,16 +78,15 @@ class RequestReader:
 
     __slots__ = (
         "_events",
+        "_fed",
         "_fields",
-        "_fresh",
         "_head",
-        "_in_head",
+        "_in_body",
         "_max_head",
         "_parser",
-        "_pending",
         "_replaying",
-        "_size",
         "_target",
+        "in_head",
         "problem",
     )
 
@@ -97,24 +96,21 @@ class RequestReader:
         self._events: list[RequestEvent] = []
         self.problem: Problem | None = None
         self._head: RequestHead | None = None
+        self._fields: dict[bytes, bytes] = {}
+        self._target = b""
+        # bytes fed while the present head is incomplete, and whether we are past it
+        self._fed = 0
+        self._in_body = False
+        # a head has begun and is not complete
+        self.in_head = False
         self._replaying = False
-        self._in_head = False
-        self._pending = 0
-        self.on_message_begin()
-        self._in_head = False
-
-    @property
-    def in_head(self) -> bool:
-        """A head has begun and is not complete."""
-        return self._in_head
 
     def feed(self, data: bytes) -> list[RequestEvent]:
         """The events in these bytes, in order."""
         parser = self._parser
         if parser is None or self.problem is not None:
             return []
-        if self._in_head:
-            self._pending += len(data)
+        self._fed += len(data)
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -126,9 +122,12 @@ class RequestReader:
             self._refuse(reason.problem)
         except httptools.HttpParserError as error:
             self._refuse(Problem(400, "invalid_http", f"This is not a well-formed HTTP/1.1 request: {error}."))
-        if self._in_head and self._pending > self._max_head:
-            self._refuse(_head_too_large(self._max_head))
         events, self._events = self._events, []
+        if not self._in_body and (not events or events[-1] is not END):
+            self.in_head = True
+            if self._fed > self._max_head and self.problem is None:
+                self._refuse(_head_too_large(self._max_head))
+                events += self._events
         return events
 
     def close(self) -> None:
@@ -163,37 +162,18 @@ class RequestReader:
 
     # -- httptools calls these
 
-    def on_message_begin(self) -> None:
-        if self._replaying:
-            return
-        self._fields: dict[bytes, bytes] = {}
-        self._size = self._pending = 0
-        self._target = b""
-        self._in_head = True
-
     def on_url(self, url: bytes) -> None:
         if not self._replaying:
             self._target += url
-            self._grow(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._replaying or not self._in_head:  # a trailer: nothing here wants one
-            return
-        fields = self._fields
         name = name.lower()
+        fields = self._fields
         if name in fields:
             if name == b"host":
                 raise _Refused(Problem(400, "invalid_host", "The request has more than one Host header."))
             value = fields[name] + (b"; " if name == b"cookie" else b", ") + value
         fields[name] = value
-        self._grow(len(name) + len(value) + 4)
-        if len(fields) > MAX_FIELDS:
-            raise _Refused(Problem(431, "headers_too_large", f"The request has more than {MAX_FIELDS} header fields."))
-
-    def _grow(self, size: int) -> None:
-        self._size += size
-        if self._size > self._max_head:
-            raise _Refused(_head_too_large(self._max_head))
 
     def on_headers_complete(self) -> None:
         if self._replaying:
@@ -201,6 +181,10 @@ class RequestReader:
         parser = self._parser
         assert parser is not None  # noqa: S101 - it is calling
         fields = self._fields
+        if self._fed > self._max_head:
+            self._measure(fields)
+        if len(fields) > MAX_FIELDS:
+            raise _Refused(Problem(431, "headers_too_large", f"The request has more than {MAX_FIELDS} header fields."))
         version = parser.get_http_version()
         if version not in ("1.1", "1.0"):
             raise _Refused(Problem(505, "version_not_supported", f"HTTP/{version} is not served here: use HTTP/1.1."))
@@ -220,8 +204,17 @@ class RequestReader:
             None if length is None or coding is not None else int(length),
             coding is not None,
         )
-        self._in_head = False
+        self._in_body = True
+        self.in_head = False
+        # trailers go into a dict that nobody reads: nothing here wants one
+        self._fields = {}
         self._events.append(self._head)
+
+    def _measure(self, fields: dict[bytes, bytes]) -> None:
+        """More was read than a head may have, but part of it may be a body, or an earlier message's end."""
+        size = len(self._target) + sum(len(name) + len(value) + 4 for name, value in fields.items())
+        if size > self._max_head:
+            raise _Refused(_head_too_large(self._max_head))
 
     def on_body(self, body: bytes) -> None:
         self._events.append(body)
@@ -231,6 +224,10 @@ class RequestReader:
             self._replaying = False
         elif self._parser is not None and self._parser.should_upgrade():
             return
+        self._fields = {}
+        self._target = b""
+        self._fed = 0
+        self._in_body = False
         self._events.append(END)
 
 
@@ -242,12 +239,11 @@ class BadResponse(Exception):  # noqa: N818 - a fact about an engine, told in a 
     """What came from an engine is not HTTP, or not what was asked for."""
 
 
-@dataclass(slots=True)
-class ResponseHead:
+class ResponseHead(msgspec.Struct):
     """A response's head; header names are lower case, and a field that came twice (Set-Cookie) stands here twice."""
 
     status: int
-    headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    headers: list[tuple[bytes, bytes]] = []
     keep_alive: bool = False
     content_length: int | None = None
 
@@ -263,7 +259,19 @@ class ResponseHead:
 class ResponseReader:
     """Reads one connection's responses: ``begin`` a message, ``feed`` bytes, then look at ``head`` and ``ended``."""
 
-    __slots__ = ("_bodyless", "_fields", "_framed", "_interim", "_parser", "_parts", "ended", "head", "spoiled")
+    __slots__ = (
+        "_bodyless",
+        "_chunked",
+        "_fields",
+        "_framed",
+        "_interim",
+        "_length",
+        "_parser",
+        "_parts",
+        "ended",
+        "head",
+        "spoiled",
+    )
 
     def __init__(self) -> None:
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
@@ -274,6 +282,8 @@ class ResponseReader:
         self.spoiled = False
         self._bodyless = self._interim = self._framed = False
         self._fields: list[tuple[bytes, bytes]] = []
+        self._length: bytes | None = None
+        self._chunked = False
 
     def begin(self, *, bodyless: bool = False) -> None:
         """Expect one message; ``bodyless`` for the answer to a HEAD."""
@@ -317,11 +327,18 @@ class ResponseReader:
 
     def on_message_begin(self) -> None:
         self._fields = []
+        self._length = None
+        self._chunked = False
         if self.ended:
             self.spoiled = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._fields.append((name.lower(), value))
+        name = name.lower()
+        if name == b"content-length":
+            self._length = value
+        elif name == b"transfer-encoding":
+            self._chunked = True
+        self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
         parser = self._parser
@@ -333,11 +350,9 @@ class ResponseReader:
         if self._interim:
             return
         head = self.head = ResponseHead(status, self._fields, parser.should_keep_alive())
-        chunked = head.get(b"transfer-encoding") is not None
-        length = head.get(b"content-length")
-        if length is not None and not chunked:
-            head.content_length = int(length)
-        self._framed = chunked or length is not None
+        if self._length is not None and not self._chunked:
+            head.content_length = int(self._length)
+        self._framed = self._chunked or self._length is not None
         if self._bodyless:
             # llhttp waits for the body that a HEAD's answer only announces
             self.ended = self.spoiled = True

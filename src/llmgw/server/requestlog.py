@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import deque
 from collections.abc import Callable
@@ -56,7 +57,7 @@ class RequestLog:
 def format_request(at: float, request: Request) -> str:
     """A request's line: when, id, who, what, how it ended, how long it took, its tokens."""
     words = [
-        time.strftime("%H:%M:%S", time.localtime(at)),
+        _second(int(at)),
         request.id,
         request.peer,
         request.head.method,
@@ -76,6 +77,11 @@ def format_request(at: float, request: Request) -> str:
     if request.problem is not None:
         words.append(f"problem={_clean(request.problem)[:500]!r}")
     return " ".join(words) + "\n"
+
+
+@functools.lru_cache(maxsize=4)
+def _second(at: int) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def _clean(text: str) -> str:

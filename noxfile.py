@@ -1,0 +1,82 @@
+"""Everything that is checked, each under a name: `nox` runs what a change must pass, `nox -s all` the rest as well."""
+
+from __future__ import annotations
+
+import nox
+
+nox.needs_version = ">=2025.5"
+nox.options.sessions = ["tests", "lint", "types"]
+nox.options.reuse_existing_virtualenvs = True
+nox.options.error_on_external_run = True
+
+EVERYTHING = "-e", ".[demo,dev]"
+CODE = "src", "plugins", "tests", "noxfile.py"
+
+
+def install(session: nox.Session, *what: str) -> None:
+    """Install into the session's environment; with --no-venv what is needed is there already."""
+    if session.venv_backend != "none":
+        session.install(*what)
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Every test but those that start a real engine, with what they cover; the core must be covered whole."""
+    install(session, *EVERYTHING)
+    session.run("coverage", "erase")
+    session.run("pytest", "-m", "not e2e", "--cov", "--cov-report=", *session.posargs)
+    session.run("coverage", "report")
+    if not session.posargs:
+        session.run("coverage", "report", "--include=*/llmgw/core/*", "--fail-under=100")
+
+
+@nox.session
+def e2e(session: nox.Session) -> None:
+    """A real engine with a real model, fetched when it is not there."""
+    install(session, *EVERYTHING)
+    session.run("pytest", "-m", "e2e", *session.posargs)
+
+
+@nox.session
+def conformance(session: nox.Session) -> None:
+    """Real clients against a real port."""
+    install(session, *EVERYTHING)
+    session.run("pytest", "tests/conformance", *session.posargs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Style, which room knows which, and the rules of the house."""
+    install(session, *EVERYTHING)
+    session.run("ruff", "check", *CODE)
+    session.run("ruff", "format", "--check", *CODE)
+    session.run("lint-imports", "--no-cache")
+    session.run("pytest", "tests/test_house.py", *session.posargs)
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """mypy, strictly."""
+    install(session, *EVERYTHING)
+    session.run("mypy", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Examples load, links lead somewhere, and what is in the program is in the docs."""
+    install(session, *EVERYTHING)
+    session.run("pytest", "tests/test_docs.py", *session.posargs)
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Figures of this machine, beside those of other proxies: no test, and nothing fails for being slow."""
+    install(session, *EVERYTHING)
+    session.run("python", "tests/bench/run.py", *session.posargs)
+
+
+@nox.session(name="all", venv_backend="none")
+def everything(session: nox.Session) -> None:
+    """All of the above but the figures."""
+    for name in ("lint", "types", "docs", "tests", "conformance", "e2e"):
+        session.notify(name)

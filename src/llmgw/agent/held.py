@@ -1,0 +1,154 @@
+"""What a shard holds at this moment: its process, its port and its log, taken and given back together."""
+
+from __future__ import annotations
+
+import logging
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import trio
+
+from llmgw.agent.programs import Programs
+from llmgw.agent.settings import AgentSettings, Pace
+from llmgw.agent.telling import Telling
+from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
+from llmgw.engines.registry import Engine
+from llmgw.engines.types import Command, Launch
+from llmgw.errors import EngineFailed
+from llmgw.host.logfile import LogFile, begin_log
+from llmgw.host.ports import HOST, Ports, is_foreign
+from llmgw.host.process import Process, hash_argv, read_boot_id, start_process
+from llmgw.host.state import ShardRecord, StateFolder
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tools:
+    """What every shard of a node works with."""
+
+    engines: Mapping[str, Engine]
+    settings: AgentSettings
+    programs: Programs
+    ports: Ports
+    state: StateFolder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Adopted:
+    """An engine that was found running, and what is known of it: LOADING or READY, as its health said."""
+
+    record: ShardRecord
+    process: Process
+    report: ShardReport
+
+
+def endpoint_of(spec: ShardSpec, port: int) -> Endpoint:
+    """Where the engine of a shard listens."""
+    return Endpoint(host=HOST, port=port, served_name=spec.model.name)
+
+
+class Held:
+    """What a shard holds at this moment: its process, its port, its log."""
+
+    __slots__ = ("log", "port", "process", "ready", "spec", "telling", "tools")
+
+    def __init__(self, spec: ShardSpec, tools: Tools, telling: Telling) -> None:
+        self.spec = spec
+        self.tools = tools
+        self.telling = telling
+        self.process: Process | None = None
+        self.port: int | None = None
+        self.ready = False
+        self.log = LogFile(tools.state.log_path(spec.id))
+
+    @property
+    def pace(self) -> Pace:
+        return self.tools.settings.pace
+
+    def engine(self) -> Engine:
+        """Raises EngineFailed when no plugin here is of that name."""
+        name = self.spec.profile.engine
+        if name not in self.tools.engines:
+            known = ", ".join(sorted(self.tools.engines)) or "none"
+            raise EngineFailed(f"no engine plugin is called {name}; installed here: {known}")
+        return self.tools.engines[name]
+
+    async def wait_exit(self) -> int | None:
+        """Return when the engine has ended, with its exit code, None when that can't be known."""
+        return None if self.process is None else await self.process.wait_exit()
+
+    def take(self, adopted: Adopted) -> None:
+        """Go on with an engine that was found running."""
+        self.process, self.port = adopted.process, adopted.record.port
+        self.ready = adopted.report.state is ShardState.READY
+        self.log = LogFile(Path(adopted.record.log))
+
+    async def start(self, launch: Launch) -> None:
+        """Start the engine on a port of its own, and know of it even after a crash."""
+        self.port = self.tools.ports.take()
+        command = self.engine().build_command(replace(launch, port=self.port))
+        # In one step that a cancellation can't cut in two: a process without a file would be nobody's.
+        pid = await trio.to_thread.run_sync(self._start, command, self.port)
+        self.telling.process(pid, endpoint_of(self.spec, self.port))
+
+    def _start(self, command: Command, port: int) -> int:
+        state, path = self.tools.state, self.log.path
+        begin_log(path)
+        self.log = LogFile(path)
+        marker = state.marker(self.spec)
+        try:
+            # Held before anything else can fail, so that it is stopped when its file can't be written.
+            process = self.process = start_process(command, log=path, marker=marker)
+        except OSError as error:
+            raise EngineFailed(f"{command.argv[0]} can't be started: {error.strerror or error}") from error
+        argv_hash = hash_argv(command.argv)
+        log.info("shard %s: pid %d, port %d, command %s", self.spec.id, process.pid, port, argv_hash)
+        state.write(
+            ShardRecord(
+                spec=self.spec,
+                pid=process.pid,
+                start_time=process.start_time,
+                boot_id=read_boot_id(),
+                argv_hash=argv_hash,
+                port=port,
+                log=str(path),
+                marker=marker,
+            )
+        )
+        return process.pid
+
+    def read_log(self) -> list[str]:
+        """The new lines; the file is kept in bounds on the way."""
+        lines = self.log.read_new()
+        self.log.cap()
+        return lines
+
+    async def has_lost_its_port(self) -> bool:
+        """Whether it is another program that listens on our port."""
+        tree = set() if self.process is None else set(await self.process.find_alive())
+        return await trio.to_thread.run_sync(is_foreign, self.port or 0, tree)
+
+    async def clear(self) -> None:
+        """Stop what is left of the process tree, see it gone, and only then forget it and give its port back."""
+        if self.process is not None:
+            info = self.engine().info
+            first = signal.Signals.__members__.get(info.stop_signal, signal.SIGTERM)
+            while not await self.process.stop(first, info.stop_grace_seconds):
+                pids = ", ".join(map(str, sorted(await self.process.find_alive())))
+                log.error("shard %s: processes %s can't be killed; trying on", self.spec.id, pids)
+                self.telling.progress(f"can't be killed: processes {pids}")
+            await trio.to_thread.run_sync(self.tools.state.remove, self.spec.id)
+            self.close()
+        if self.port is not None:
+            self.tools.ports.give_back(self.port)
+            self.port = None
+        self.ready = False
+
+    def close(self) -> None:
+        """Let go of the process; it is not touched."""
+        if self.process is not None:
+            self.process.close()
+            self.process = None

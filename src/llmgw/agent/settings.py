@@ -1,0 +1,39 @@
+"""What an agent is told when it starts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmgw.core.node import NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How often an agent looks, in seconds. ``health_limit`` is how long one poll may take.
+
+    A starting engine is asked after ``loading_first``, then at growing intervals up to ``loading``.
+    """
+
+    inventory: float = 5.0
+    health: float = 5.0
+    health_limit: float = 4.0
+    loading_first: float = 0.1
+    loading: float = 1.0
+    link_retry: float = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSettings:
+    """One node's agent. ``binaries`` are configured programs by engine name; ``folders`` are further places (weights)
+    whose disks are reported. With ``stop_on_exit`` engines are meant to end with the program: one that is left
+    running is then worth a warning."""
+
+    node_id: NodeId
+    state: Path
+    engine_ports: tuple[int, int] = (18000, 18999)
+    binaries: Mapping[str, str] = field(default_factory=dict)
+    stop_on_exit: bool = False
+    folders: tuple[Path, ...] = ()
+    pace: Pace = field(default_factory=Pace)

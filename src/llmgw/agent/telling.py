@@ -1,0 +1,48 @@
+"""What is told of a shard: whole reports, and only when something in them has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
+from llmgw.engines.types import Load
+
+
+def first_report(spec: ShardSpec) -> ShardReport:
+    """What is known of a shard before its life begins."""
+    return ShardReport(shard=spec.id, replica=spec.replica, epoch=spec.epoch, state=ShardState.PLACED)
+
+
+class Telling:
+    """What was last told of a shard; only what differs is told again."""
+
+    __slots__ = ("_report", "last")
+
+    def __init__(self, first: ShardReport, report: Callable[[ShardReport], None]) -> None:
+        self.last = first
+        self._report = report
+
+    def state(self, state: ShardState, *, cause: str | None = None, lines: tuple[str, ...] = ()) -> None:
+        """A step of the shard's life. What was said of the step before does not hold for this one."""
+        report = replace(self.last, state=state, progress=None, cause=cause, lines=lines, running=None, waiting=None)
+        if state in (ShardState.STOPPING, ShardState.ENDED):
+            report = replace(report, endpoint=None)
+        self._tell(report)
+
+    def process(self, pid: int, endpoint: Endpoint) -> None:
+        """Which process it is, and where it will be reached."""
+        self._tell(replace(self.last, pid=pid, endpoint=endpoint))
+
+    def progress(self, progress: str | None) -> None:
+        """One line for a person who waits; None when there is nothing to say."""
+        self._tell(replace(self.last, progress=progress))
+
+    def load(self, load: Load) -> None:
+        """How busy the engine says it is."""
+        self._tell(replace(self.last, running=load.running, waiting=load.waiting))
+
+    def _tell(self, report: ShardReport) -> None:
+        if report != self.last:
+            self.last = report
+            self._report(report)

@@ -1,0 +1,223 @@
+"""The nursery tree of a node: shards, inventory, and the talk with the server. Shards outlive the link's troubles."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+import trio
+
+from llmgw.agent.adopt import adopt
+from llmgw.agent.held import Adopted, Tools
+from llmgw.agent.inventory import serve_inventory, survey
+from llmgw.agent.programs import Programs
+from llmgw.agent.settings import AgentSettings
+from llmgw.agent.shards import run_shard
+from llmgw.agent.telling import first_report
+from llmgw.core.effects import Desire
+from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
+from llmgw.core.replica import ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.engines.registry import Engine
+from llmgw.errors import LinkLost
+from llmgw.host.ports import Ports
+from llmgw.host.state import StateFolder, hold_state
+
+log = logging.getLogger(__name__)
+
+
+class Link(Protocol):
+    """The way to the server. Both calls may raise LinkLost; the agent then tries again and registers anew."""
+
+    async def desired(self, after: int) -> Desire:
+        """The desired set, once there is one whose revision is greater than ``after``."""
+
+    async def report(self, event: Event) -> None:
+        """Hand an event up."""
+
+
+async def serve_node(
+    link: Link,
+    *,
+    engines: Mapping[str, Engine],
+    settings: AgentSettings,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Run what the server desires, for ever. Started once the engines that ran before are taken over.
+
+    Being cancelled leaves the engines running: to stop them, desire nothing and wait for their ENDED. Raises UsageError
+    when another program works with the same state folder.
+    """
+    with hold_state(settings.state):
+        state = StateFolder(settings.state)
+        await trio.to_thread.run_sync(state.make)
+        first, last = settings.engine_ports
+        tools = Tools(
+            engines=engines, settings=settings, programs=Programs(engines), ports=Ports(first, last), state=state
+        )
+        found = await adopt(tools)
+        outbox = Outbox()
+        async with trio.open_nursery() as nursery:
+            shards = Shards(tools, outbox, nursery)
+            for adopted in found.running:
+                shards.begin(adopted.record.spec, adopted)
+            for report in found.ended:
+                outbox.put_report(ShardChanged(node=settings.node_id, report=report))
+            nursery.start_soon(serve_inventory, tools, outbox.put_node)
+            nursery.start_soon(_speak, link, tools, shards, outbox)
+            nursery.start_soon(_listen, link, shards, outbox, settings.pace.link_retry)
+            task_status.started()
+            try:
+                await trio.sleep_forever()
+            finally:
+                shards.say_farewell()
+
+
+@dataclass(slots=True)
+class Life:
+    """One shard that runs here: what it is, what ends it, and what was last said of it."""
+
+    spec: ShardSpec
+    last: ShardReport
+    stop: trio.Event = field(default_factory=trio.Event)
+
+
+class Shards:
+    """What runs against what is desired: the only writer of both."""
+
+    __slots__ = ("_desired", "_ended", "_nursery", "_outbox", "_running", "_tools")
+
+    def __init__(self, tools: Tools, outbox: Outbox, nursery: trio.Nursery) -> None:
+        self._tools = tools
+        self._outbox = outbox
+        self._nursery = nursery
+        self._running: dict[ShardId, Life] = {}
+        self._desired: dict[ShardId, ShardSpec] = {}
+        # A shard that ended stays ended: a new try is a new epoch, and the server's to decide.
+        self._ended: dict[ShardId, int] = {}
+
+    def desire(self, desire: Desire) -> None:
+        """Take the whole set that is to run."""
+        self._desired = {spec.id: spec for spec in desire.shards}
+        self._ended = {shard: epoch for shard, epoch in self._ended.items() if shard in self._desired}
+        self._reconcile()
+
+    def _reconcile(self) -> None:
+        for shard, life in self._running.items():
+            wanted = self._desired.get(shard)
+            if wanted is None or wanted.epoch != life.spec.epoch:
+                life.stop.set()
+        for shard, spec in self._desired.items():
+            # One whose older epoch still runs is begun when that has ended: two epochs never run at once.
+            if shard not in self._running and self._ended.get(shard) != spec.epoch:
+                self.begin(spec)
+
+    def begin(self, spec: ShardSpec, adopted: Adopted | None = None) -> None:
+        """Give a shard its life."""
+        life = Life(spec=spec, last=first_report(spec) if adopted is None else adopted.report)
+        self._running[spec.id] = life
+        self._nursery.start_soon(self._guard, life, adopted, name=f"shard {spec.id}")
+
+    async def _guard(self, life: Life, adopted: Adopted | None) -> None:
+        """One shard; whatever happens in it, the others go on."""
+
+        def report(said: ShardReport) -> None:
+            life.last = said
+            self._outbox.put_report(ShardChanged(node=self._tools.settings.node_id, report=said))
+
+        try:
+            await run_shard(life.spec, self._tools, report, stop=life.stop, adopted=adopted)
+        except Exception as error:
+            log.exception("shard %s ends by a fault of llmgw", life.spec.id)
+            cause = f"a fault of llmgw itself: {type(error).__name__}: {error}"
+            report(replace(first_report(life.spec), state=ShardState.ENDED, cause=cause))
+        del self._running[life.spec.id]
+        self._ended[life.spec.id] = life.spec.epoch
+        self._reconcile()
+
+    def list_running(self) -> tuple[tuple[ShardSpec, ShardReport], ...]:
+        """Every shard that has not ended, and what was last said of it."""
+        return tuple((life.spec, life.last) for life in self._running.values())
+
+    def say_farewell(self) -> None:
+        """Say which engines go on without this agent."""
+        pids = [str(life.last.pid) for life in self._running.values() if life.last.pid is not None]
+        if pids:
+            level = logging.WARNING if self._tools.settings.stop_on_exit else logging.INFO
+            log.log(level, "engines go on running and are taken over at the next start: pids %s", ", ".join(pids))
+
+
+class Outbox:
+    """Events on their way up. A newer word on the same thing replaces the older one that has not left yet, so that it
+    can't grow however long the link is gone."""
+
+    __slots__ = ("_events", "_wake", "registered")
+
+    def __init__(self) -> None:
+        self._events: dict[object, Event] = {}
+        self._wake = trio.Event()
+        self.registered = trio.Event()
+
+    def put_report(self, changed: ShardChanged) -> None:
+        """What is new of a shard."""
+        self._put((changed.report.shard, changed.report.epoch), changed)
+
+    def put_node(self, reported: NodeReported) -> None:
+        """What is new of the node."""
+        self._put("node", reported)
+
+    def _put(self, key: object, event: Event) -> None:
+        # To the end: a shard's next epoch is never told before the end of the one before.
+        self._events.pop(key, None)
+        self._events[key] = event
+        self._wake.set()
+
+    async def send_all(self, link: Link) -> None:
+        """Send for ever. An event that could not leave is kept, unless there is newer word by then."""
+        while True:
+            while self._events:
+                key = next(iter(self._events))
+                event = self._events.pop(key)
+                try:
+                    await link.report(event)
+                except LinkLost:
+                    self._events = {key: event} | self._events
+                    raise
+            self._wake = trio.Event()
+            await self._wake.wait()
+
+
+async def _speak(link: Link, tools: Tools, shards: Shards, outbox: Outbox) -> None:
+    """Register, then send what there is; after the link's loss again from the beginning."""
+    while True:
+        try:
+            node = await survey(tools)
+            await link.report(NodeRegistered(node=node, running=shards.list_running()))
+            outbox.registered.set()
+            await outbox.send_all(link)
+        except LinkLost as lost:
+            log.warning("the server can't be told anything: %s", lost)
+        except Exception:
+            log.exception("the talk with the server failed; trying again")
+        await trio.sleep(tools.settings.pace.link_retry)
+
+
+async def _listen(link: Link, shards: Shards, outbox: Outbox, retry_seconds: float) -> None:
+    """Take each new desired set. Not before the server knows of what runs here: it would desire none of it."""
+    await outbox.registered.wait()
+    revision = -1
+    while True:
+        try:
+            desire = await link.desired(revision)
+        except LinkLost as lost:
+            log.warning("the server can't be heard: %s", lost)
+            # A server that has begun anew counts its revisions anew.
+            revision = -1
+        except Exception:
+            log.exception("the talk with the server failed; trying again")
+        else:
+            revision = desire.revision
+            shards.desire(desire)
+            continue
+        await trio.sleep(retry_seconds)

@@ -1,0 +1,142 @@
+"""What the MODEL of a command line means: a weights file that an installed engine reads, or a definition."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmgw.config.definition import Definition, load_definitions, wrong_name
+from llmgw.config.node import NodeConfig
+from llmgw.core.model import Model, ModelName, Profile, Scaling
+from llmgw.engines.registry import Engine
+from llmgw.engines.types import SourceKind
+from llmgw.errors import ConfigError, Problem, UsageError
+
+DEFINITION_SUFFIXES = {".yaml", ".yml"}
+ONE = Scaling(min=1, max=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOptions:
+    """How to run a bare weights file; a definition says all this itself."""
+
+    name: str | None = None
+    context_length: int | None = None
+    args: tuple[str, ...] = ()
+
+
+def read_given(given: str, options: FileOptions, engines: Mapping[str, Engine]) -> tuple[Definition, ...]:
+    """The models that a MODEL argument stands for. UsageError or ConfigError when it stands for none."""
+    path = existing_file(given, engines)
+    if path.suffix.lower() not in DEFINITION_SUFFIXES:
+        return (describe_file(path, options, engines),)
+    if options != FileOptions():
+        raise UsageError(f"{path} is a definition: name, context length and engine arguments are written in it")
+    # What is handed to serve is to run: only a definition that says how many may say none.
+    return tuple(
+        definition if definition.scaled else replace(definition, model=replace(definition.model, scaling=ONE))
+        for definition in load_definitions(path, engines)
+    )
+
+
+def existing_file(given: str, engines: Mapping[str, Engine]) -> Path:
+    """A readable file. UsageError with the ways out when it is anything else."""
+    path = Path(given).expanduser().absolute()
+    if not path.exists():
+        looks_remote = "://" in given or given.startswith("hf:") or re.fullmatch(r"[\w.-]+/[\w.-]+", given)
+        hint = "; weights are not fetched in this version: download the file and give its path" if looks_remote else ""
+        raise UsageError(f"{given}: no such file{hint}")
+    if path.is_dir():
+        raise UsageError(f"{given} is a folder; give the weights file in it ({_what_is_taken(engines)})")
+    if not path.is_file() or not os.access(path, os.R_OK):
+        raise UsageError(f"{given} can't be read: check its permissions, and that it is an ordinary file")
+    if path.stat().st_size == 0:
+        raise UsageError(f"{given} is empty: was its download cut off?")
+    return path
+
+
+def describe_file(path: Path, options: FileOptions, engines: Mapping[str, Engine]) -> Definition:
+    """A definition of a bare weights file: one replica, by the engine that reads such files."""
+    candidates = [name for name, engine in sorted(engines.items()) if _reads(engine, path)]
+    if not candidates:
+        raise UsageError(f"{path}: no installed engine reads such files; MODEL is {_what_is_taken(engines)}")
+    if options.name is not None and (why := wrong_name(options.name)):
+        raise UsageError(f"--name: {why}")
+    model = Model(
+        name=ModelName(options.name or safe_name(path.stem)),
+        source=str(path),
+        context_length=options.context_length,
+        scaling=ONE,
+        profiles=tuple(Profile(name=name, engine=name, args=options.args) for name in candidates),
+    )
+    return Definition(model=model, scaled=True, not_in_effect=(), places={"": str(path)})
+
+
+def safe_name(stem: str) -> str:
+    """A file's stem as a model's name: lower case, and nothing that a URL or a shell would trip over."""
+    return re.sub(r"[^a-z0-9._-]+", "-", stem.lower()).strip("-._") or "model"
+
+
+def check_runnable(definitions: tuple[Definition, ...], engines: Mapping[str, Engine], config: NodeConfig) -> None:
+    """That each model can be started here: its engine accepts it, has a program, and its weights are there."""
+    problems = [problem for definition in definitions for problem in _rejections(definition, engines)]
+    if problems:
+        raise ConfigError(problems)
+    for definition in definitions:
+        if definition.model.scaling.max:
+            check_programs(definition.model, engines, config)
+
+
+def check_programs(model: Model, engines: Mapping[str, Engine], config: NodeConfig) -> None:
+    """That one of the model's engines can be started here. UsageError with what to install when none can."""
+    wanted = [engines[profile.engine] for profile in model.profiles]
+    if any(has_program(engine, config) for engine in wanted):
+        return
+    ways = [way for engine in wanted for way in _ways_to_install(engine)]
+    raise UsageError(f"{model.name}: its engine is not on this machine; " + "; or ".join(dict.fromkeys(ways)))
+
+
+def has_program(engine: Engine, config: NodeConfig) -> bool:
+    """Whether there is a binary, or failing that a program of the plugin's own, that would run this engine."""
+    configured = config.engines.get(engine.name)
+    if configured and configured.bin is not None:
+        if not os.access(configured.bin, os.X_OK) or Path(configured.bin).is_dir():
+            raise UsageError(f"engines.{engine.name}.bin: {configured.bin} is not a program that can be run")
+        return True
+    if shutil.which(engine.info.default_binary):
+        return True
+    return engine.embedded is not None and importlib.util.find_spec(engine.embedded.requires) is not None
+
+
+def _rejections(definition: Definition, engines: Mapping[str, Engine]) -> list[Problem]:
+    model = definition.model
+    if model.scaling.max == 0:
+        return []
+    problems = []
+    for index, profile in enumerate(model.profiles):
+        engine = engines[profile.engine]
+        found = list(engine.validate(model, profile))
+        if SourceKind.REPOSITORY not in engine.info.sources and not Path(model.source).is_file():
+            message = f"{model.source} is no file on this machine; weights are not fetched in this version"
+            found.append(Problem(key="source", message=message))
+        problems += [definition.locate(index, problem) for problem in found]
+    return list(dict.fromkeys(problems))
+
+
+def _ways_to_install(engine: Engine) -> list[str]:
+    embedded = [engine.embedded.install] if engine.embedded else []
+    return [*embedded, f"put {engine.info.default_binary} on PATH, or its path under engines.{engine.name}.bin"]
+
+
+def _reads(engine: Engine, path: Path) -> bool:
+    return path.suffix.lower() in engine.info.file_suffixes
+
+
+def _what_is_taken(engines: Mapping[str, Engine]) -> str:
+    suffixes = sorted({suffix for engine in engines.values() for suffix in engine.info.file_suffixes})
+    return f"{' or '.join(f'a {suffix} file' for suffix in suffixes) or 'a weights file'} or a .yaml definition"

@@ -1,0 +1,67 @@
+"""How a fetch is shown: a moving bar on a terminal, now and then a line anywhere else. All of it on stderr."""
+
+from __future__ import annotations
+
+import sys
+from types import TracebackType
+from typing import TYPE_CHECKING, TextIO
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+# A log wants to know that something happens, not to be filled with it.
+STEP_PERCENT = 10
+
+
+class Shown:
+    """Says lines and shows bytes; the bar appears with the first of them and goes when this is left."""
+
+    def __init__(self, out: TextIO | None = None) -> None:
+        self._out = out or sys.stderr
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        self._shown_percent = 0
+
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._close_bar()
+
+    def say(self, line: str) -> None:
+        self._close_bar()
+        self._shown_percent = 0
+        self._line(line)
+
+    def moved(self, done_bytes: int, total_bytes: int) -> None:
+        if self._out.isatty():
+            bar, task = self._open_bar(total_bytes)
+            bar.update(task, completed=done_bytes)
+            return
+        percent = 100 * done_bytes // total_bytes
+        if percent >= self._shown_percent + STEP_PERCENT:
+            self._shown_percent = percent
+            self._line(f"{percent} % of {total_bytes // 10**6} MB")
+
+    def _line(self, text: str) -> None:
+        print(text, file=self._out, flush=True)
+
+    def _open_bar(self, total_bytes: int) -> tuple[Bar, TaskID]:
+        if self._bar is None or self._task is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+            self._bar = Progress(
+                BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=Console(file=self._out), transient=True
+            )
+            self._bar.start()
+            self._task = self._bar.add_task("", total=total_bytes)
+        return self._bar, self._task
+
+    def _close_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = self._task = None

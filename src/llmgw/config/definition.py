@@ -1,0 +1,201 @@
+"""A model's definition: one mapping in a file of its own, or an entry of ``models:``, becomes a Model."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from llmgw.config.document import Section, near, read_document
+from llmgw.core.model import Model, ModelName, Profile, Scaling
+from llmgw.errors import Problem
+
+OVER_LIMIT = ("clamp", "refuse")
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)*")
+_PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_MAX_NAME = 200
+_MAX_TOKENS = 100_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Definition:
+    """A model, and what its text tells besides.
+
+    ``scaled``: whether the text says how many replicas. ``not_in_effect``: keys that are understood and have no effect
+    in this version. ``places``: ``file:line:column`` by dotted path below the model ("" is the model itself).
+    """
+
+    model: Model
+    scaled: bool
+    not_in_effect: tuple[str, ...]
+    places: Mapping[str, str]
+
+    def locate(self, profile: int, problem: Problem) -> Problem:
+        """A problem that an engine found in the profile of this number, with its key's path and place."""
+        prefix = f"profiles[{profile}]"
+        candidates = (f"{prefix}.{problem.key}", problem.key, prefix)
+        path = next((path for path in candidates if path in self.places), "")
+        key = f"{self.model.name}: {path or problem.key}"
+        return replace(problem, key=key, where=self.places.get(path, self.places[""]))
+
+
+def load_definitions(path: Path, engines: Collection[str]) -> tuple[Definition, ...]:
+    """All the models of a definition file. ConfigError with everything that is wrong in it."""
+    top, findings = read_document(path)
+    sections = top.sections("models") if top.has("models") else (top,)
+    if top.has("models"):
+        top.close()
+        if not sections:
+            top.wrong("models", "has no model in it")
+    definitions = read_definitions(sections, engines, path.parent)
+    findings.raise_if_any()
+    return definitions
+
+
+def read_definitions(sections: tuple[Section, ...], engines: Collection[str], folder: Path) -> tuple[Definition, ...]:
+    """The models of these sections; a name or alias that two of them claim is noted as wrong."""
+    claimed: dict[str, str] = {}
+    definitions = []
+    for section in sections:
+        definition = _definition(section, engines, folder)
+        for key, name in (("name", definition.model.name), *(("aliases", alias) for alias in definition.model.aliases)):
+            if name and name in claimed:
+                section.wrong(key, f"{name!r} is taken already by the name or alias at {claimed[name]}")
+            claimed.setdefault(name, section.where(key))
+        definitions.append(definition)
+    return tuple(definitions)
+
+
+def _definition(section: Section, engines: Collection[str], folder: Path) -> Definition:
+    later: list[str] = []
+    places = {"": section.where("")} | {key: section.where(key) for key in section.names()}
+    profiles = _profiles(section, engines, places, later)
+    for key in ("routing_profile", "max_output", "over_limit"):
+        if section.has(key):
+            later.append(key)
+    model = Model(
+        name=ModelName(_name(section)),
+        source=_source(section, folder),
+        aliases=_aliases(section),
+        routing_profile=section.text("routing_profile", None),
+        context_length=section.count("context_length", None, low=1, high=_MAX_TOKENS),
+        max_output=section.count("max_output", None, low=1, high=_MAX_TOKENS),
+        over_limit=section.choice("over_limit", "clamp", OVER_LIMIT),
+        scaling=_scaling(section, later),
+        profiles=profiles,
+    )
+    if model.context_length and model.max_output and model.max_output > model.context_length:
+        section.wrong("max_output", f"is more than context_length ({model.context_length})")
+    section.close()
+    return Definition(
+        model=model,
+        scaled=section.has("scaling"),
+        not_in_effect=tuple(dict.fromkeys(later)),
+        places=places,
+    )
+
+
+def _name(section: Section) -> str:
+    name = section.required_text("name")
+    if name and (why := wrong_name(name)):
+        section.wrong("name", why)
+    return name
+
+
+def wrong_name(name: str) -> str | None:
+    """Why this can't be a model's name; None when it can."""
+    if len(name) > _MAX_NAME:
+        return f"is longer than {_MAX_NAME} characters"
+    if not _NAME.fullmatch(name):
+        return f"{name!r} may hold letters, digits and . _ : + - / only, and each part starts with a letter or digit"
+    return None
+
+
+def _aliases(section: Section) -> tuple[str, ...]:
+    aliases = section.texts("aliases")
+    for alias in aliases:
+        if why := wrong_name(alias):
+            section.wrong("aliases", why)
+    return aliases
+
+
+def _source(section: Section, folder: Path) -> str:
+    """As written; a path that starts with ./ ../ or ~/ is one below the definition's folder, or the home.
+
+    ``a/b`` without such a start is a repository's name, so it can't also mean a path.
+    """
+    source = section.required_text("source")
+    if source.startswith(("./", "../")):
+        return os.path.normpath(folder.absolute() / source)
+    return str(Path(source).expanduser()) if source.startswith("~/") else source
+
+
+def _scaling(section: Section, later: list[str]) -> Scaling:
+    stanza = section.section("scaling")
+    default = Scaling()
+    scaling = Scaling(
+        min=stanza.count("min", default.min, low=0, high=1000),
+        max=stanza.count("max", default.max, low=0, high=1000),
+        idle_timeout_seconds=stanza.duration("idle_timeout", default.idle_timeout_seconds),
+    )
+    if scaling.min > scaling.max:
+        stanza.wrong("min", f"{scaling.min} is more than max, which is {scaling.max}; write both")
+    if stanza.has("idle_timeout"):
+        later.append("scaling.idle_timeout")
+    stanza.close()
+    return scaling
+
+
+def _profiles(
+    section: Section, engines: Collection[str], places: dict[str, str], later: list[str]
+) -> tuple[Profile, ...]:
+    stanzas = section.sections("profiles")
+    if not stanzas:
+        section.wrong("profiles", "needs at least one profile: a name and an engine")
+    profiles: list[Profile] = []
+    for index, stanza in enumerate(stanzas):
+        profile = _profile(stanza, engines, later)
+        if profile.name and profile.name in {other.name for other in profiles}:
+            stanza.wrong("name", f"{profile.name!r} is the name of another profile of this model")
+        profiles.append(profile)
+        places[f"profiles[{index}]"] = stanza.where("")
+        places.update({f"profiles[{index}].{key}": stanza.where(key) for key in stanza.names()})
+    return tuple(profiles)
+
+
+def _profile(stanza: Section, engines: Collection[str], later: list[str]) -> Profile:
+    default = Profile(name="", engine="")
+    profile = Profile(
+        name=stanza.required_text("name"),
+        engine=stanza.required_text("engine"),
+        weight=stanza.count("weight", default.weight, low=0, high=1_000_000),
+        priority=stanza.count("priority", default.priority, low=-1_000_000, high=1_000_000),
+        gpu_class=stanza.text("gpu_class", None),
+        tp=stanza.count("tp", default.tp, low=1, high=1024),
+        startup_timeout_seconds=stanza.duration("startup_timeout", default.startup_timeout_seconds),
+        min_memory_gb=stanza.gigabytes("min_memory_gb", None),
+        min_disk_gb=stanza.gigabytes("min_disk_gb", None),
+        args=stanza.texts("args", numbers=True),
+    )
+    if profile.name and not _PROFILE_NAME.fullmatch(profile.name):
+        stanza.wrong("name", f"{profile.name!r} may hold letters, digits and . _ - only")
+    if profile.engine and profile.engine not in engines:
+        stanza.wrong("engine", unknown_engine(profile.engine, engines))
+    if profile.weight != default.weight:
+        later.append("profiles.weight")
+    if profile.gpu_class is not None:
+        later.append("profiles.gpu_class")
+    if profile.tp != default.tp:
+        later.append("profiles.tp")
+    stanza.close()
+    return profile
+
+
+def unknown_engine(name: str, engines: Collection[str]) -> str:
+    """What to say of an engine that is not installed."""
+    if hint := near(name, engines):
+        return f"no engine {name!r} is installed{hint}"
+    return f"no engine {name!r} is installed; there is {', '.join(sorted(engines)) or 'none'}"

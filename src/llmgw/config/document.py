@@ -1,0 +1,342 @@
+"""YAML with places: every value knows its line and column, and all that is wrong is gathered before anyone is told.
+
+The composed nodes are walked instead of the constructed objects: those have forgotten where they stood, and have
+quietly dropped the first of two equal keys.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import yaml
+
+from llmgw.errors import ConfigError, Problem
+from llmgw.units import parse_duration, parse_size
+
+MAX_FILE_BYTES = 1024 * 1024
+# A few lines of anchors can stand for billions of values; no honest file comes near this.
+MAX_VALUES = 100_000
+MAX_SECONDS = 30 * 86_400
+
+T = TypeVar("T")
+V = TypeVar("V")
+
+_STR, _INT, _FLOAT, _NULL = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "null"))
+
+
+class Findings:
+    """The problems of one file, in the order of its lines."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self._found: list[tuple[int, int, Problem]] = []
+
+    def where(self, mark: yaml.Mark) -> str:
+        return f"{self.file}:{mark.line + 1}:{mark.column + 1}"
+
+    def add(self, mark: yaml.Mark, key: str, message: str) -> None:
+        problem = Problem(key=key, message=message, where=self.where(mark))
+        self._found.append((mark.line, mark.column, problem))
+
+    def problems(self) -> list[Problem]:
+        return [problem for _, _, problem in sorted(self._found, key=lambda found: found[:2])]
+
+    def raise_if_any(self) -> None:
+        if self._found:
+            raise ConfigError(self.problems())
+
+
+class Section:
+    """One mapping of a document, read key by key; ``close`` then names the keys that nobody asked for.
+
+    A reader answers with ``default`` when the key is absent, and also when its value is wrong: that has been noted,
+    and the whole is refused in the end.
+    """
+
+    def __init__(self, node: yaml.MappingNode, path: str, findings: Findings) -> None:
+        self._mark = node.start_mark
+        self._path = path
+        self._findings = findings
+        self._keys: dict[str, tuple[yaml.Mark, yaml.Node]] = {}
+        self._asked: set[str] = set()
+        for key, value in node.value:
+            self._learn(key, value)
+
+    def _learn(self, key: yaml.Node, value: yaml.Node) -> None:
+        if not isinstance(key, yaml.ScalarNode):
+            self._findings.add(key.start_mark, self._path, "a key must be a word")
+        elif key.value in self._keys:
+            first = self._keys[key.value][0].line + 1
+            self._findings.add(key.start_mark, self.path(key.value), f"written twice (first on line {first})")
+        else:
+            self._keys[key.value] = (key.start_mark, value)
+
+    def path(self, key: str) -> str:
+        """The dotted path of a key of this section, from the top of the file."""
+        return f"{self._path}.{key}" if self._path else key
+
+    def has(self, key: str) -> bool:
+        return key in self._keys
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._keys)
+
+    def where(self, key: str) -> str:
+        """``file:line:column`` of a key, or of the section where the key isn't written."""
+        return self._findings.where(self._keys[key][0] if key in self._keys else self._mark)
+
+    def wrong(self, key: str, message: str) -> None:
+        mark = self._keys[key][0] if key in self._keys else self._mark
+        self._findings.add(mark, self.path(key), message)
+
+    def text(self, key: str, default: T) -> str | T:
+        return self._scalar(key, default, as_text)
+
+    def required_text(self, key: str) -> str:
+        if key not in self._keys:
+            self._asked.add(key)
+            self.wrong(key, "is missing")
+        return self.text(key, "")
+
+    def choice(self, key: str, default: str, allowed: Collection[str]) -> str:
+        def read(node: yaml.ScalarNode) -> str:
+            value = as_text(node)
+            if value not in allowed:
+                raise ValueError(f"{value!r} is not one of {', '.join(sorted(allowed))}")
+            return value
+
+        return self._scalar(key, default, read)
+
+    def count(self, key: str, default: T, *, low: int, high: int) -> int | T:
+        def read(node: yaml.ScalarNode) -> int:
+            # Only plain decimals: YAML would also read 010 as eight and 1:30 as ninety.
+            if not re.fullmatch(r"-?(0|[1-9][0-9]{0,17})", node.value):
+                raise ValueError(f"must be a whole number, not {_shown(node)}")
+            if node.tag != _INT:
+                raise ValueError("must be a whole number without quotes")
+            return _within(int(node.value), low, high)
+
+        return self._scalar(key, default, read)
+
+    def gigabytes(self, key: str, default: T) -> float | T:
+        def read(node: yaml.ScalarNode) -> float:
+            if node.tag not in {_INT, _FLOAT} or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", node.value):
+                raise ValueError(f"must be a number of gigabytes, as 8 or 7.5, not {_shown(node)}")
+            return float(node.value)
+
+        return self._scalar(key, default, read)
+
+    def duration(self, key: str, default: float, *, zero: bool = False) -> float:
+        """Seconds; ``zero`` says whether none at all is allowed."""
+
+        def read(node: yaml.ScalarNode) -> float:
+            seconds = parse_duration(_quantity(node))
+            if seconds == 0 and not zero:
+                raise ValueError("must be more than 0")
+            if seconds > MAX_SECONDS:
+                raise ValueError(f"is longer than {MAX_SECONDS // 86_400} days")
+            return seconds
+
+        return self._scalar(key, default, read)
+
+    def size(self, key: str, default: int, *, low: int) -> int:
+        """Bytes; ``low`` is the least that works."""
+
+        def read(node: yaml.ScalarNode) -> int:
+            size_bytes = parse_size(_quantity(node))
+            if size_bytes < low:
+                raise ValueError(f"must be at least {low} bytes")
+            return size_bytes
+
+        return self._scalar(key, default, read)
+
+    def ports(self, key: str, default: tuple[int, int]) -> tuple[int, int]:
+        """The first and the last of a range of ports that an ordinary user may open."""
+
+        def read(node: yaml.ScalarNode) -> tuple[int, int]:
+            match = re.fullmatch(r"([0-9]{1,5})-([0-9]{1,5})", node.value)
+            low, high = (int(match[1]), int(match[2])) if match else (0, 0)
+            if not 1024 <= low <= high <= 65535:
+                raise ValueError(f"{_shown(node)} is not a range of ports from 1024 to 65535; write it as 18000-18999")
+            return low, high
+
+        return self._scalar(key, default, read)
+
+    def texts(self, key: str, *, numbers: bool = False) -> tuple[str, ...]:
+        """A list of words; ``numbers`` takes unquoted numbers too, as they are written."""
+        words: list[str] = []
+        for index, node in enumerate(self._items(key)):
+            try:
+                if not isinstance(node, yaml.ScalarNode):
+                    raise ValueError(f"must be text, not {_kind(node)}")
+                words.append(node.value if numbers and node.tag in {_INT, _FLOAT} else as_text(node))
+            except ValueError as error:
+                self._findings.add(node.start_mark, f"{self.path(key)}[{index}]", str(error))
+        return tuple(words)
+
+    def section(self, key: str) -> Section:
+        """The mapping under a key; an empty one where the key is absent or has nothing under it."""
+        node = self._take(key)
+        if node is None or isinstance(node, yaml.MappingNode):
+            return Section(node or self._nothing(), self.path(key), self._findings)
+        if node.tag != _NULL:
+            self.wrong(key, f"must be a mapping (key: value), not {_kind(node)}")
+        return Section(self._nothing(), self.path(key), self._findings)
+
+    def sections(self, key: str) -> tuple[Section, ...]:
+        """The mappings in the list under a key."""
+        found: list[Section] = []
+        for index, node in enumerate(self._items(key)):
+            path = f"{self.path(key)}[{index}]"
+            if isinstance(node, yaml.MappingNode):
+                found.append(Section(node, path, self._findings))
+            else:
+                self._findings.add(node.start_mark, path, f"must be a mapping (key: value), not {_kind(node)}")
+        return tuple(found)
+
+    def close(self) -> None:
+        """Every key that was not asked for is unknown; the nearest one that was is suggested."""
+        for key in self._keys.keys() - self._asked:
+            self.wrong(key, f"unknown key{near(key, self._asked)}")
+
+    def _take(self, key: str) -> yaml.Node | None:
+        self._asked.add(key)
+        return self._keys[key][1] if key in self._keys else None
+
+    def _nothing(self) -> yaml.MappingNode:
+        return yaml.MappingNode("tag:yaml.org,2002:map", [], start_mark=self._mark)
+
+    def _items(self, key: str) -> Iterator[yaml.Node]:
+        node = self._take(key)
+        if isinstance(node, yaml.SequenceNode):
+            yield from node.value
+        elif node is not None and node.tag != _NULL:
+            self.wrong(key, f"must be a list, not {_kind(node)}")
+
+    def _scalar(self, key: str, default: T, read: Callable[[yaml.ScalarNode], V]) -> V | T:
+        node = self._take(key)
+        if node is None:
+            return default
+        try:
+            if not isinstance(node, yaml.ScalarNode):
+                raise ValueError(f"must be a single value, not {_kind(node)}")
+            if node.tag == _NULL:
+                raise ValueError("has no value; leave the key out to have its default")
+            return read(node)
+        except ValueError as error:
+            self.wrong(key, str(error))
+            return default
+
+
+def as_text(node: yaml.ScalarNode) -> str:
+    """A word; a number or yes/no that was meant as one is told to be quoted."""
+    if node.tag != _STR:
+        raise ValueError(f'must be text, not {_shown(node)}; write "{node.value}" if that is what you mean')
+    if not node.value.strip():
+        raise ValueError("must not be empty")
+    return str(node.value)
+
+
+def near(word: str, known: Collection[str]) -> str:
+    """`` (other?)`` when one of the known words is close enough to be what was meant, else nothing."""
+    close = difflib.get_close_matches(word, sorted(known), n=1)
+    return f" ({close[0]}?)" if close else ""
+
+
+def read_document(path: Path) -> tuple[Section, Findings]:
+    """The top mapping of a file. ConfigError when it can't be read, or is no mapping."""
+    findings = Findings(str(path))
+    root = _compose(path)
+    if root is None:
+        raise _refused(path, "is empty; write at least one key, or leave the file out")
+    if not isinstance(root, yaml.MappingNode):
+        raise _refused(path, f"must be a mapping (key: value) at the top, not {_kind(root)}")
+    _check_expansion(root, path)
+    return Section(root, "", findings), findings
+
+
+def _compose(path: Path) -> yaml.Node | None:
+    try:
+        return yaml.compose(_read_text(path), Loader=yaml.SafeLoader)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
+        text = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError([Problem(key="", message=f"is not YAML: {text}", where=place)]) from None
+    except yaml.YAMLError as error:
+        raise _refused(path, f"is not YAML: {str(error).splitlines()[0]}") from None
+    except RecursionError:
+        raise _refused(path, "is nested too deep") from None
+
+
+def _read_text(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            raw = file.read(MAX_FILE_BYTES + 1)
+    except OSError as error:
+        raise _refused(path, f"can't be read: {error.strerror}") from None
+    if len(raw) > MAX_FILE_BYTES:
+        raise _refused(path, f"is larger than {MAX_FILE_BYTES // 1024} KiB: not a configuration")
+    try:
+        return raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = raw.count(b"\n", 0, error.start) + 1
+        raise _refused(path, f"is not UTF-8 (line {line})") from None
+
+
+def _check_expansion(root: yaml.Node, path: Path) -> None:
+    """Aliases are fine while what they stand for is finite and small."""
+    sizes: dict[int, int] = {}
+    open_nodes: set[int] = set()
+
+    def size(node: yaml.Node) -> int:
+        if isinstance(node, yaml.ScalarNode):
+            return 1
+        if id(node) in open_nodes:
+            raise _refused(path, f"line {node.start_mark.line + 1} holds an alias of itself")
+        if id(node) not in sizes:
+            open_nodes.add(id(node))
+            sizes[id(node)] = 1 + sum(size(child) for child in _children(node))
+            open_nodes.discard(id(node))
+        return sizes[id(node)]
+
+    if size(root) > MAX_VALUES:
+        raise _refused(path, f"stands for more than {MAX_VALUES} values: not a configuration")
+
+
+def _children(node: yaml.Node) -> Iterator[yaml.Node]:
+    for child in node.value:
+        if isinstance(child, tuple):
+            yield from child
+        else:
+            yield child
+
+
+def _refused(path: Path, message: str) -> ConfigError:
+    return ConfigError([Problem(key="", message=message, where=str(path))])
+
+
+def _quantity(node: yaml.ScalarNode) -> str:
+    if node.tag not in {_STR, _INT, _FLOAT}:
+        raise ValueError(f"must be a number with a unit, not {_shown(node)}")
+    return str(node.value)
+
+
+def _within(value: int, low: int, high: int) -> int:
+    if not low <= value <= high:
+        raise ValueError(f"must be from {low} to {high}, not {value}")
+    return value
+
+
+def _shown(node: yaml.ScalarNode) -> str:
+    return repr(node.value if len(node.value) <= 60 else node.value[:57] + "...")
+
+
+def _kind(node: yaml.Node) -> str:
+    if isinstance(node, yaml.MappingNode):
+        return "a mapping"
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a single value"

@@ -1,0 +1,146 @@
+"""What runs where and what each node is told: the books that the fleet keeps. Nothing is decided here.
+
+A shard that was taken out of a node's desired set keeps its room booked until its node says that it ended: an engine
+frees its memory when it is gone, not when somebody decides that it should go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from llmgw.core.effects import Desire
+from llmgw.core.model import ModelName
+from llmgw.core.node import Node, NodeId
+from llmgw.core.replica import Replica, ReplicaId, ShardId, ShardSpec, ShardState
+
+LifeKey = tuple[NodeId, ReplicaId, int]
+
+
+@dataclass(slots=True)
+class Member:
+    """A registered node, and what it was last told (``sent`` is None when it may have forgotten)."""
+
+    node: Node
+    revision: int = 0
+    desired: dict[ShardId, ShardSpec] = field(default_factory=dict)
+    sent: tuple[ShardSpec, ...] | None = None
+
+
+@dataclass(slots=True)
+class Life:
+    """One epoch of a replica on its node.
+
+    ``launched_at`` is None when it ran before we knew it; ``heard`` is true once its node has spoken of it;
+    ``ready_seconds`` is how long it has served, once it no longer does.
+    """
+
+    replica: Replica
+    launched_at: float | None = None
+    heard: bool = False
+    ready_seconds: float = 0.0
+
+    @property
+    def key(self) -> LifeKey:
+        shard = self.replica.shard
+        return shard.node, shard.replica, shard.epoch
+
+    @property
+    def alive(self) -> bool:
+        return self.replica.state is not ShardState.ENDED
+
+
+class Roster:
+    """Nodes and lives, with the bookings and the routable replicas that follow from them."""
+
+    def __init__(self) -> None:
+        self.members: dict[NodeId, Member] = {}
+        self.lives: dict[LifeKey, Life] = {}
+        self.ready: dict[ModelName, tuple[Replica, ...]] = {}
+        self._epochs: dict[ReplicaId, int] = {}
+        self._touched: set[NodeId] = set()
+
+    def enrol(self, node: Node) -> Member:
+        """The node as it is now, to be told anew what it is to run."""
+        member = self.members.setdefault(node.id, Member(node))
+        member.node = node
+        member.sent = None
+        self._touched.add(node.id)
+        return member
+
+    def nodes(self) -> list[Node]:
+        return [member.node for member in self.members.values()]
+
+    def put(self, life: Life) -> None:
+        """Enter a life, or what has become of it; an earlier epoch of the replica that has ended makes room for it."""
+        if life.key not in self.lives:
+            for ended in [other for other in self.lives.values() if other.replica.id == life.replica.id]:
+                if not ended.alive:
+                    self.forget(ended)
+        self.lives[life.key] = life
+        self._refresh_ready(life.replica.model)
+
+    def forget(self, life: Life) -> None:
+        del self.lives[life.key]
+        self._refresh_ready(life.replica.model)
+
+    def of(self, name: ModelName) -> Iterator[Life]:
+        return (life for life in self.lives.values() if life.replica.model == name)
+
+    def alive_ids(self) -> set[ReplicaId]:
+        return {life.replica.id for life in self.lives.values() if life.alive}
+
+    def bookings(self) -> dict[NodeId, float]:
+        """The memory in GB that each node's replicas have booked, those included that are on their way out."""
+        booked: dict[NodeId, float] = {}
+        for life in self.lives.values():
+            if life.alive:
+                shard = life.replica.shard
+                booked[shard.node] = booked.get(shard.node, 0.0) + (shard.profile.min_memory_gb or 0.0)
+        return booked
+
+    def next_epoch(self, name: ReplicaId) -> int:
+        """One more than any that was seen or given: a late word of an earlier try can't be mistaken for this one's."""
+        epoch = self._epochs[name] = self._epochs.get(name, 0) + 1
+        return epoch
+
+    def see_epoch(self, name: ReplicaId, epoch: int) -> None:
+        self._epochs[name] = max(epoch, self._epochs.get(name, 0))
+
+    def desire(self, spec: ShardSpec) -> None:
+        self.members[spec.node].desired[spec.id] = spec
+        self._touched.add(spec.node)
+
+    def withdraw(self, life: Life) -> None:
+        shard = life.replica.shard
+        del self.members[shard.node].desired[shard.id]
+        self._touched.add(shard.node)
+
+    def is_desired(self, life: Life) -> bool:
+        shard = life.replica.shard
+        spec = self.members[shard.node].desired.get(shard.id)
+        return spec is not None and spec.epoch == shard.epoch
+
+    def changed_desires(self) -> list[Desire]:
+        """What the nodes don't know yet, once: whole sets, by node."""
+        desires: list[Desire] = []
+        for name in sorted(self._touched):
+            member = self.members[name]
+            shards = tuple(member.desired[shard] for shard in sorted(member.desired))
+            if shards != member.sent:
+                member.sent = shards
+                member.revision += 1
+                desires.append(Desire(node=name, revision=member.revision, shards=shards))
+        self._touched.clear()
+        return desires
+
+    def _refresh_ready(self, name: ModelName) -> None:
+        routable = [
+            life.replica
+            for life in self.of(name)
+            if life.replica.state is ShardState.READY and life.replica.endpoint is not None
+        ]
+        if routable:
+            self.ready[name] = tuple(sorted(routable, key=lambda replica: replica.id))
+        else:
+            self.ready.pop(name, None)

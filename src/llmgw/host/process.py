@@ -1,0 +1,276 @@
+"""Engine processes: each in a group of its own, watched by pidfd, stopped as a whole tree and seen gone."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+import subprocess
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from llmgw.engines.types import Command, ProbeOutput
+
+# Every engine carries this variable, with a text of its starter. It survives the death of the group's leader, and so
+# tells our orphans from a stranger's process that happens to have got the same number.
+MARKER = "LLMGW_SHARD"
+
+# What llmgw itself is told by the environment (API keys among it) is nothing an engine needs to know.
+OWN_PREFIX = "LLMGW_"
+
+SECOND_TERM_SECONDS = 2.0
+KILL_SECONDS = 5.0
+PROBE_BYTES = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stat:
+    """What /proc says of one process; ``start_time`` is in clock ticks since boot."""
+
+    pid: int
+    state: str
+    parent: int
+    group: int
+    session: int
+    start_time: int
+
+
+def read_stat(pid: int) -> Stat | None:
+    """None when there is no such process."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    # The name stands in brackets and may itself hold spaces and brackets: count from the last one.
+    fields = text.rpartition(")")[2].split()
+    return Stat(
+        pid=pid,
+        state=fields[0],
+        parent=int(fields[1]),
+        group=int(fields[2]),
+        session=int(fields[3]),
+        start_time=int(fields[19]),
+    )
+
+
+def read_all_stats() -> list[Stat]:
+    """Every process of this machine that is not a zombie."""
+    stats = (read_stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
+    return [stat for stat in stats if stat is not None and stat.state not in "ZX"]
+
+
+def read_boot_id() -> str:
+    """What differs after a reboot, when process numbers begin again."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+
+
+def read_marker(pid: int) -> str | None:
+    """The marker that a process was started with; None for a stranger's, or when it may not be read."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    prefix = f"{MARKER}=".encode()
+    found = next((entry for entry in environment.split(b"\0") if entry.startswith(prefix)), None)
+    return None if found is None else os.fsdecode(found[len(prefix) :])
+
+
+def hash_argv(argv: tuple[str, ...]) -> str:
+    """A short name of a command line."""
+    return hashlib.sha256("\0".join(argv).encode(errors="surrogateescape")).hexdigest()[:16]
+
+
+def find_tree(leader: int) -> dict[int, Stat]:
+    """The living processes of a leader's group and session, and all that descend from them, by pid."""
+    stats = read_all_stats()
+    tree = {stat.pid: stat for stat in stats if leader in (stat.pid, stat.group, stat.session)}
+    grown = True
+    while grown:
+        children = [stat for stat in stats if stat.parent in tree and stat.pid not in tree]
+        tree.update((stat.pid, stat) for stat in children)
+        grown = bool(children)
+    return tree
+
+
+def find_marked(prefix: str) -> dict[Stat, str]:
+    """The living processes whose marker begins so, and their markers."""
+    marked = ((stat, read_marker(stat.pid)) for stat in read_all_stats())
+    return {stat: marker for stat, marker in marked if marker is not None and marker.startswith(prefix)}
+
+
+class Process:
+    """An engine's process tree, started here or taken over: the leader's number, and a handle that can't go stale."""
+
+    __slots__ = ("_handle", "_strays", "code", "ended", "marker", "pid", "start_time")
+
+    def __init__(self, pid: int, start_time: int, handle: int, marker: str) -> None:
+        self.pid = pid
+        self.start_time = start_time
+        self.marker = marker
+        self.ended = False
+        self.code: int | None = None
+        # Descendants that left the group: once their parent is dead nothing leads to them any more.
+        self._strays: set[Stat] = set()
+        self._handle = handle
+
+    def close(self) -> None:
+        """Let go of the process without touching it."""
+        os.close(self._handle)
+
+    async def wait_exit(self) -> int | None:
+        """Return when the leader has ended: its exit code, minus the signal, or None when it isn't our child."""
+        if not self.ended:
+            await trio.lowlevel.wait_readable(self._handle)
+            self._reap()
+        return self.code
+
+    def _reap(self) -> None:
+        self.ended = True
+        with suppress(ChildProcessError):
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.code = os.waitstatus_to_exitcode(status)
+
+    async def stop(self, first: signal.Signals, grace_seconds: float) -> bool:
+        """End the whole tree: asked, asked again (an early request gets lost), killed. True once it is seen gone."""
+        self._strays |= set(await trio.to_thread.run_sync(find_marked, self.marker))
+        steps = (
+            (first, grace_seconds),
+            (signal.SIGTERM, min(grace_seconds, SECOND_TERM_SECONDS)),
+            (signal.SIGKILL, KILL_SECONDS),
+        )
+        for signum, seconds in steps:
+            if not self._signal(await self.find_alive(), signum):
+                return True
+            with trio.move_on_after(seconds):
+                await self._wait_gone()
+                return True
+        return not await self.find_alive()
+
+    async def _wait_gone(self) -> None:
+        pause = 0.02
+        while await self.find_alive():
+            await trio.sleep(pause)
+            pause = min(pause * 1.5, 0.2)
+
+    async def find_alive(self) -> dict[int, Stat]:
+        """Everything that still lives of the tree, whether or not its leader does."""
+        return await trio.to_thread.run_sync(self._find_alive)
+
+    def _find_alive(self) -> dict[int, Stat]:
+        tree = find_tree(self.pid)
+        leader = tree.get(self.pid)
+        if leader is not None and leader.start_time != self.start_time:
+            # The number was given anew, which the kernel does only when nothing of the old group is left.
+            tree = {}
+        tree |= {stray.pid: stray for stray in self._strays if _is_same(stray)}
+        self._strays = set(tree.values())
+        if not self.ended and self.pid not in tree:
+            self._reap()
+        return tree
+
+    def _signal(self, tree: dict[int, Stat], signum: signal.Signals) -> bool:
+        """Signal each of the tree once, those of the group in one act; False when there is nobody."""
+        with suppress(ProcessLookupError):
+            if any(stat.group == self.pid for stat in tree.values()):
+                os.killpg(self.pid, signum)
+        for stat in tree.values():
+            if stat.group != self.pid:
+                with suppress(ProcessLookupError):
+                    os.kill(stat.pid, signum)
+        return bool(tree)
+
+
+def _is_same(stat: Stat) -> bool:
+    now = read_stat(stat.pid)
+    return now is not None and now.start_time == stat.start_time and now.state not in "ZX"
+
+
+def start_process(command: Command, *, log: Path, marker: str) -> Process:
+    """Start an engine whose output goes to the end of ``log``. Blocks for the moment of a fork; raises OSError.
+
+    A file, not a pipe: an unread pipe stops an engine, and a pipe whose reader died kills it, while engines are to
+    outlive us.
+    """
+    output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        child = subprocess.Popen(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env=_environment(command) | {MARKER: marker},
+            cwd=command.cwd,
+            start_new_session=True,
+        )
+    finally:
+        os.close(output)
+    # Else the interpreter warns of a child that outlives the object, and later reaps it in our stead.
+    child.returncode = 0
+    stat = read_stat(child.pid)
+    # Our own child can't vanish before we have waited for it: it is there, if only as a zombie.
+    return Process(child.pid, stat.start_time if stat else 0, os.pidfd_open(child.pid), marker)
+
+
+def take_over(pid: int, start_time: int, marker: str) -> Process | None:
+    """Watch a process that an earlier llmgw started; None when it is not there any more, or is another one."""
+    try:
+        handle = os.pidfd_open(pid)
+    except (OSError, ValueError):
+        return None
+    # Asked after the handle was opened, so that what is compared is what the handle holds.
+    stat = read_stat(pid)
+    if stat is None or stat.start_time != start_time or stat.state in "ZX":
+        os.close(handle)
+        return None
+    return Process(pid, start_time, handle, marker)
+
+
+def _environment(command: Command) -> dict[str, str]:
+    scrub = (OWN_PREFIX, *command.scrub)
+    return {name: value for name, value in os.environ.items() if not name.startswith(scrub)} | command.env
+
+
+def run_probe(command: Command, limit_seconds: float) -> ProbeOutput | None:
+    """Run a program that prints something and ends; None when it can't be run or takes too long. Blocks."""
+    try:
+        child = subprocess.Popen(
+            command.argv,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=_environment(command),
+            cwd=command.cwd,
+            start_new_session=True,
+        )
+    except OSError:
+        return None
+    with child:
+        try:
+            stdout, stderr = child.communicate(timeout=limit_seconds)
+        except subprocess.TimeoutExpired:
+            with suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+            return None
+    return ProbeOutput(
+        code=child.returncode,
+        stdout=stdout[:PROBE_BYTES].decode(errors="replace"),
+        stderr=stderr[:PROBE_BYTES].decode(errors="replace"),
+    )
+
+
+def describe_exit(code: int | None) -> str:
+    """An exit code in words."""
+    if code is None:
+        return "ended with an exit code that is unknown, because an earlier llmgw started it"
+    number = -code if code < 0 else code - 128 if code > 128 else 0
+    if number:
+        with suppress(ValueError):
+            name = signal.Signals(number).name
+            hint = {"SIGKILL": " (out of memory?)", "SIGILL": " (built for another CPU?)"}.get(name, "")
+            return f"killed by {name}{hint}"
+    hint = {126: " (the program can't be executed)", 127: " (a program or shared library is missing)"}.get(code, "")
+    return f"ended by itself with exit code {code}{hint}"

@@ -1,0 +1,136 @@
+"""What an agent must still know after its own death: one file per shard that runs, and a lock that admits one agent."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import msgspec
+
+from llmgw.core.replica import ShardId, ShardSpec
+from llmgw.errors import UsageError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRecord:
+    """One started engine. ``pid``, ``start_time`` (clock ticks since boot) and ``boot_id`` together name a process
+    for all time; ``argv_hash`` tells which command line it was started with."""
+
+    spec: ShardSpec
+    pid: int
+    start_time: int
+    boot_id: str
+    argv_hash: str
+    port: int
+    log: str
+    marker: str
+
+
+class StateFolder:
+    """The folder of one agent's state. Everything here blocks: call it in a thread."""
+
+    __slots__ = ("logs", "path", "shards")
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.shards = path / "shards"
+        self.logs = path / "logs"
+
+    def make(self) -> None:
+        """Create what is missing."""
+        for folder in (self.path, self.shards, self.logs):
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def log_path(self, shard: ShardId) -> Path:
+        """Where the shard's engine writes."""
+        return self.logs / f"{_file_name(shard)}.log"
+
+    def marker(self, spec: ShardSpec) -> str:
+        """What the processes of this shard carry in their environment."""
+        return f"{self.marker_prefix()}{spec.id}:{spec.epoch}"
+
+    def marker_prefix(self) -> str:
+        """How every marker of this folder begins."""
+        return f"{self.path.resolve()}:"
+
+    def write(self, record: ShardRecord) -> None:
+        """Replace the shard's file as a whole, and on the disk when this returns: half a file would lose an engine."""
+        path = self.shards / f"{_file_name(record.spec.id)}.json"
+        fresh = path.with_suffix(".fresh")
+        with fresh.open("wb") as file:
+            file.write(msgspec.json.encode(record))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        folder = os.open(self.shards, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+    def remove(self, shard: ShardId) -> None:
+        """The shard's processes are seen gone."""
+        (self.shards / f"{_file_name(shard)}.json").unlink(missing_ok=True)
+
+    def read(self) -> list[ShardRecord]:
+        """Every shard's file. One that can't be understood is set aside under another name, and said in the log."""
+        records = []
+        for path in sorted(self.shards.glob("*.json")):
+            try:
+                record = msgspec.json.decode(path.read_bytes(), type=ShardRecord)
+                if record.pid <= 1 or path.stem != _file_name(record.spec.id):
+                    raise msgspec.ValidationError("it does not describe the shard that it is named after")
+            except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+                self._set_aside(path, error)
+            else:
+                records.append(record)
+        return records
+
+    def _set_aside(self, path: Path, error: Exception) -> None:
+        aside = path.with_suffix(".damaged")
+        try:
+            path.replace(aside)
+        except OSError:
+            log.warning("state file %s can't be used and stays where it is: %s", path, error)
+        else:
+            log.warning("state file %s can't be used and is now %s: %s", path, aside.name, error)
+
+
+@contextmanager
+def hold_state(path: Path) -> Iterator[None]:
+    """Keep a second program off this folder; raises UsageError when one is there already.
+
+    Two agents over one folder would each stop the other's engines as not desired.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True, mode=0o700)
+        file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"the state folder {path} can't be used ({error.strerror}): give another one") from error
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise UsageError(
+                f"another llmgw (pid {holder}) works with the state folder {path}: stop it first, "
+                "or give this one another state folder"
+            ) from error
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(file)
+
+
+def _file_name(shard: ShardId) -> str:
+    """A shard id as a file name; ids come from outside and may hold anything."""
+    return quote(shard, safe="")

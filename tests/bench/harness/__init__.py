@@ -1,0 +1,1 @@
+"""The bench: what is started (servers), how it is loaded (scenarios), what is said about it (report)."""

@@ -1,0 +1,140 @@
+"""The bench measures what it says: its two C programs build, each scenario runs, and a wrong reply is noticed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from harness.programs import choose_cpus, compile_program, find_compiler
+from harness.report import Results, find_errors, judge, render_rows, render_tables
+from harness.scenarios import SCENARIOS, Figures, Scenario, measure
+from harness.servers import Running, Site, run_mock
+
+STREAM = Scenario(name="s", title="a stream", mode="flood", connections=1, seconds=60, warm=0.0, chunks=3, rate=100)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if find_compiler() is None and not os.environ.get("CI"):
+        pytest.skip("no C compiler: install gcc")
+    return tmp_path_factory.mktemp("bench").resolve()
+
+
+@pytest.fixture(scope="module")
+def load(folder: Path) -> Path:
+    return compile_program("load", folder)
+
+
+@pytest.fixture(scope="module")
+def mock(folder: Path) -> Iterator[Running]:
+    site = Site(folder=folder, cpus=choose_cpus(), mock=compile_program("mock", folder), llmgw=Path("llmgw"))
+    with run_mock(site) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+def test_every_scenario_runs_without_an_error(scenario: Scenario, mock: Running, load: Path) -> None:
+    if scenario.mode in {"idle", "slow"}:
+        figures = measure(scenario, mock, load=load, cpus=choose_cpus(), share=0.2)
+        assert figures.get("open", scenario.connections) == scenario.connections
+    else:
+        patient = replace(scenario, seconds=60, warm=0.0)
+        figures = measure(patient, mock, load=load, cpus=choose_cpus(), enough=500)
+        assert int(figures["requests" if scenario.mode == "whole" else "chunks"]) >= 500
+    assert figures["errors"] == 0, figures["first_error"]
+
+
+def answer_all(listener: socket.socket, reply: bytes) -> None:
+    """The same reply to each request of one connection, until the client leaves: it may do so in mid-reply."""
+    connection, _ = listener.accept()
+    with connection, suppress(ConnectionError):
+        while connection.recv(65536):
+            connection.sendall(reply)
+
+
+def measure_reply(load: Path, reply: bytes) -> Figures:
+    with closing(socket.create_server(("127.0.0.1", 0))) as listener:
+        thread = threading.Thread(target=answer_all, args=(listener, reply))
+        thread.start()
+        server = Running(port=listener.getsockname()[1], pids=())
+        # Six, so that a whole reply of three was judged before the end.
+        figures = measure(STREAM, server, load=load, cpus=choose_cpus(), enough=6)
+        thread.join()
+    return figures
+
+
+def event(sequence: int) -> str:
+    return f'data: {{"content":"@{1:019d}.{sequence:08d} word"}}\n\n'
+
+
+def framed(*parts: str, head: str = "HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n") -> bytes:
+    return (head + "".join(f"{len(part):x}\r\n{part}\r\n" for part in parts) + "0\r\n\r\n").encode()
+
+
+DONE = "data: [DONE]\n\n"
+USAGE = 'data: {"choices":[],"system_fingerprint":"@U"}\n\n'
+
+
+@pytest.mark.slow
+def test_events_may_be_cut_anywhere(load: Path) -> None:
+    text = event(0) + event(1) + event(2) + DONE
+    figures = measure_reply(load, framed(*(text[at : at + 7] for at in range(0, len(text), 7))))
+    assert figures["errors"] == 0, figures["first_error"]
+    assert int(figures["chunks"]) >= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("reply", "named"),
+    [
+        (framed(event(0), event(2), DONE), "chunk 2 came where 1 was due"),
+        (framed(event(0), event(1), DONE), "2 of 3 chunks came"),
+        (framed(event(0), event(1), event(2)), "no [DONE]"),
+        (framed(event(0), event(1), event(2), USAGE, DONE), "1 usage events where 0"),
+        (b"HTTP/1.1 503 Busy\r\ncontent-length: 4\r\n\r\nbusy", "status 503: busy"),
+        (framed(event(0), event(1), event(2), DONE) + b"more", "4 bytes after the end"),
+    ],
+)
+def test_a_wrong_reply_is_an_error(reply: bytes, named: str, load: Path) -> None:
+    figures = measure_reply(load, reply)
+    assert int(figures["errors"]) >= 1
+    assert named in str(figures["first_error"])
+
+
+def entry(**figures: float) -> Figures:
+    return {"errors": 0, "first_error": "", **figures}
+
+
+def test_ratios_are_taken_within_a_round() -> None:
+    results: Results = {
+        "llmgw": {"c32": [entry(requests_per_s=200), entry(requests_per_s=20)]},
+        "vllm-router": {"c32": [entry(requests_per_s=100), entry(requests_per_s=10)]},
+    }
+    first = judge(results, {})[0]
+    assert (first.value, first.met) == (2.0, True)
+
+
+def test_a_round_with_an_error_does_not_count_and_is_told() -> None:
+    broken = entry(requests_per_s=900) | {"errors": 3, "first_error": "status 500"}
+    results: Results = {
+        "llmgw": {"c32": [broken, entry(requests_per_s=12)]},
+        "vllm-router": {"c32": [entry(requests_per_s=10), entry(requests_per_s=10)]},
+    }
+    first = judge(results, {})[0]
+    assert (first.value, first.met) == (1.2, False)
+    assert find_errors(results) == ["llmgw, whole replies, 32 connections: 3 errors, the first: status 500"]
+    assert "NOT MET" in render_rows([first])
+
+
+def test_what_was_not_measured_is_said() -> None:
+    rows = judge({"llmgw": {}}, {"idle memory, MiB": 41.0})
+    assert "not measured" in render_rows(rows[:1])
+    assert "| idle memory | 41 MiB |" in render_rows(rows[-1:])
+    assert "| llmgw | - |" in render_tables({"llmgw": {}})

@@ -1,0 +1,262 @@
+"""The fake engine does what its tests of others rely on: each behaviour, seen at the bytes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+PROGRAM = str(Path(__file__).with_name("fake_engine.py"))
+
+
+@pytest.fixture(scope="module")
+def port() -> Iterator[int]:
+    """One engine for all tests here; each looks at its own requests only."""
+    with subprocess.Popen([sys.executable, PROGRAM, "--alias", "m"], stdout=subprocess.PIPE, text=True) as engine:
+        for line in engine.stdout:
+            if "listening on" in line:
+                break
+        yield int(line.rpartition(":")[2])
+        engine.kill()
+
+
+def request(body, path="/v1/chat/completions", method="POST", close=True):
+    octets = b"" if body is None else json.dumps(body).encode()
+    end = "connection: close\r\n" if close else ""
+    return f"{method} {path} HTTP/1.1\r\nhost: x\r\n{end}content-length: {len(octets)}\r\n\r\n".encode() + octets
+
+
+async def ask(port, body, **options):
+    """All bytes of the answer until the engine closes."""
+    with trio.fail_after(60):
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(request(body, **options))
+            return b"".join([bytes(chunk) async for chunk in stream])
+
+
+def chat(stream=True, **fake):
+    return {"model": "m", "stream": stream, "messages": [], "fake": fake}
+
+
+def unchunk(octets):
+    """The body of a chunked answer; the last chunk must be there."""
+    head, _, rest = octets.partition(b"\r\n\r\n")
+    assert b"transfer-encoding: chunked" in head
+    body = b""
+    while True:
+        size, _, rest = rest.partition(b"\r\n")
+        if not int(size, 16):
+            assert rest == b"\r\n"
+            return body
+        body += rest[: int(size, 16)]
+        rest = rest[int(size, 16) + 2 :]
+
+
+def events(octets):
+    texts = unchunk(octets).decode().split("\n\n")[:-1]
+    assert all(text.startswith("data: ") for text in texts)
+    return [json.loads(text[6:]) for text in texts if text != "data: [DONE]"]
+
+
+async def test_a_stream_has_role_text_and_finish(port):
+    octets = await ask(port, chat(tokens=3))
+    said = events(octets)
+    assert unchunk(octets).endswith(b"data: [DONE]\n\n")
+    assert said[0]["choices"][0]["delta"] == {"role": "assistant", "content": None}
+    assert "".join(event["choices"][0]["delta"]["content"] for event in said[1:4]) == "Ein Gruß aus "
+    assert said[-1]["choices"][0]["finish_reason"] == "stop"
+    assert not any("usage" in event for event in said)
+
+
+async def test_usage_comes_in_an_event_of_its_own_when_asked_for(port):
+    body = chat(tokens=2) | {"stream_options": {"include_usage": True}}
+    assert events(await ask(port, body))[-1] == {
+        "id": "fake-1",
+        "object": "chat.completion.chunk",
+        "created": 1,
+        "model": "m",
+        "choices": [],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 2, "total_tokens": 9},
+    }
+
+
+@pytest.mark.parametrize(
+    ("kind", "usage"),
+    [
+        ("strings", {"prompt_tokens": "7", "completion_tokens": "1", "total_tokens": "8"}),
+        ("nulls", {"prompt_tokens": None, "completion_tokens": None, "total_tokens": None}),
+        ("none", None),
+    ],
+)
+async def test_usage_can_be_odd(port, kind, usage):
+    answer = await ask(port, chat(stream=False, tokens=1, usage=kind))
+    assert json.loads(answer.partition(b"\r\n\r\n")[2]).get("usage") == usage
+
+
+async def test_usage_can_be_in_every_event(port):
+    body = chat(tokens=2) | {"stream_options": {"continuous_usage_stats": True}}
+    assert all("usage" in event for event in events(await ask(port, body)))
+
+
+async def test_a_whole_answer_a_completion_and_embeddings(port):
+    whole = await ask(port, chat(stream=False, tokens=2))
+    assert json.loads(whole.partition(b"\r\n\r\n")[2])["choices"][0]["message"]["content"] == "Ein Gruß "
+    text = await ask(port, chat(stream=False, tokens=1), path="/v1/completions")
+    assert json.loads(text.partition(b"\r\n\r\n")[2])["choices"][0]["text"] == "Ein "
+    streamed = events(await ask(port, chat(tokens=1), path="/v1/completions"))
+    assert [event["choices"][0]["text"] for event in streamed] == ["Ein ", ""]
+    vectors = await ask(port, {"model": "m", "input": ["a", "b"]}, path="/v1/embeddings")
+    assert len(json.loads(vectors.partition(b"\r\n\r\n")[2])["data"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "piece"),
+    [
+        ("llamacpp", b'"code": 418'),
+        ("vllm", b'{"error": "the fake'),
+        ("sglang", b'{"object": "error"'),
+        ("fastapi", b'{"detail"'),
+        ("openai", b'"param": null'),
+        ("html", b"text/html"),
+        ("empty", b"content-length: 0"),
+    ],
+)
+async def test_an_error_comes_in_each_shape(port, shape, piece):
+    octets = await ask(port, chat(status=418, error=shape))
+    assert octets.startswith(b"HTTP/1.1 418 ")
+    assert piece in octets
+
+
+async def test_an_error_event_comes_inside_a_stream(port):
+    octets = await ask(port, chat(error_event=2, error="vllm"))
+    assert octets.startswith(b"HTTP/1.1 200")
+    assert events(octets)[2] == {"error": "the fake engine was asked to fail"}
+
+
+@pytest.mark.parametrize(
+    ("cut", "end"),
+    [("head", b"\r\n\r\n"), ("events", b"}\n\n\r\n"), ("event", b"\r\n"), ("frame", b"null}")],
+)
+async def test_a_stream_is_cut_where_it_was_asked(port, cut, end):
+    octets = await ask(port, chat(cut=cut, after=2, no_finish=True))
+    assert octets.startswith(b"HTTP/1.1 200")
+    assert octets.endswith(end) or (cut == "frame" and not octets.endswith(b"\n"))
+    assert not octets.endswith(b"0\r\n\r\n")
+
+
+async def test_nothing_comes_when_it_is_cut_before_the_first_byte(port):
+    assert await ask(port, chat(cut="first_byte")) == b""
+
+
+async def test_a_reset_is_a_reset(port):
+    with pytest.raises(trio.BrokenResourceError):
+        await ask(port, chat(cut="events", after=1, reset=True, interval_ms=200))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("silence", "came"), [("head", b""), ("events", b"}\n\n\r\n")])
+async def test_silence_lasts_until_the_peer_leaves_and_the_engine_sees_it_leave(port, silence, came):
+    body = chat(silence=silence, after=1) | {"user": f"silent-{silence}-{os.getpid()}"}
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(request(body))
+        octets = b""
+        with trio.fail_after(60):
+            while not octets.endswith(came):
+                octets += await stream.receive_some()
+        await wait_seen(port, body, "open")
+        with trio.move_on_after(0.2):
+            raise AssertionError(f"more came: {await stream.receive_some()}")
+    seen = await wait_seen(port, body, "left")
+    assert seen["bytes_written"] == len(octets)
+    assert seen["left_after"] > 0
+
+
+async def wait_seen(port, body, state):
+    with trio.fail_after(60):
+        while True:
+            for seen in await list_seen(port):
+                if seen["body"] == body and seen["state"] == state:
+                    return seen
+            await trio.sleep(0.02)
+
+
+async def list_seen(port):
+    octets = await ask(port, None, path="/fake/requests", method="GET")
+    return json.loads(octets.partition(b"\r\n\r\n")[2])
+
+
+@pytest.mark.slow
+async def test_a_reader_that_does_not_read_stops_a_flood(port):
+    body = chat(flood=-1) | {"user": f"flood-{os.getpid()}"}
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(request(body))
+        with trio.fail_after(60):
+            before, written = -1, 0
+            while before != written or not written:
+                await trio.sleep(0.2)
+                before, written = written, (await wait_seen(port, body, "open"))["bytes_written"]
+
+
+async def test_bytes_come_one_by_one_and_characters_in_halves(port):
+    plain = unchunk(await ask(port, chat(tokens=3)))
+    assert unchunk(await ask(port, chat(tokens=3, bytewise=True))) == plain
+    halves = await ask(port, chat(tokens=3, split_unicode=True))
+    assert unchunk(halves) == plain
+    assert b"\xc3\r\n" in halves
+
+
+async def test_a_long_line_crlf_pings_and_a_missing_end(port):
+    long = events(await ask(port, chat(tokens=1, line_kb=300)))
+    assert len(long[2]["choices"][0]["delta"]["content"]) == 300_000
+    assert unchunk(await ask(port, chat(crlf=True))).endswith(b"\r\n\r\ndata: [DONE]\r\n\r\n")
+    assert b": ping\n\n" in unchunk(await ask(port, chat(pings=True)))
+    assert b"[DONE]" not in unchunk(await ask(port, chat(no_done=True)))
+
+
+async def test_the_arguments_of_two_tool_calls_interleave(port):
+    arguments = {0: "", 1: ""}
+    order = []
+    for event in events(await ask(port, chat(tools=True)))[1:-1]:
+        (call,) = event["choices"][0]["delta"]["tool_calls"]
+        order.append(call["index"])
+        arguments[call["index"]] += call["function"]["arguments"]
+    assert [json.loads(text) for text in arguments.values()] == [{"wort": "grün"}] * 2
+    assert order == [0, 1] * 4
+
+
+@pytest.mark.parametrize("framing", ["close", "http10"])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_reply_may_end_by_closing(port, framing, stream):
+    head, _, body = (await ask(port, chat(stream=stream, framing=framing), close=False)).partition(b"\r\n\r\n")
+    assert b"content-length" not in head
+    assert b"chunked" not in head
+    assert head.startswith(b"HTTP/1.0" if framing == "http10" else b"HTTP/1.1")
+    assert body.endswith(b"data: [DONE]\n\n" if stream else b"}")
+
+
+async def test_a_whole_reply_may_be_chunked(port):
+    assert json.loads(unchunk(await ask(port, chat(stream=False, framing="chunked"))))["object"] == "chat.completion"
+
+
+async def test_continues_and_odd_headers(port):
+    octets = await ask(port, chat(stream=False, continues=2, odd_headers=True, headers=[["x-mine", "1"]]))
+    assert octets.startswith(b"HTTP/1.1 100 Continue\r\n\r\n" * 2 + b"HTTP/1.1 200")
+    assert b"x-double: 1\r\nX-Double: 2\r\nx-empty:\r\n" in octets
+    assert b"x-mine: 1\r\n" in octets
+
+
+async def test_a_connection_is_kept_and_may_close_right_after_a_reply(port):
+    body = chat(stream=False, tokens=1)
+    last = chat(stream=False, tokens=1, close=True)
+    with trio.fail_after(60):
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(request(body, close=False) + request(last, close=False))
+            octets = b"".join([bytes(chunk) async for chunk in stream])
+    assert octets.count(b"HTTP/1.1 200 OK") == 2
+    assert b"connection: close" not in octets

@@ -1,0 +1,156 @@
+"""The fake engine by the strangers' door, a link in memory, and specs to run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+import trio
+
+from llmgw.agent.held import Tools
+from llmgw.agent.programs import Programs
+from llmgw.agent.settings import AgentSettings, Pace
+from llmgw.core.effects import Desire
+from llmgw.core.events import Event, NodeRegistered, ShardChanged
+from llmgw.core.model import Model, ModelName, Profile
+from llmgw.core.node import NodeId
+from llmgw.core.replica import ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.engines.registry import Engine, load_engines
+from llmgw.errors import LinkLost
+from llmgw.host.ports import Ports, is_free
+from llmgw.host.process import find_marked
+from llmgw.host.state import StateFolder
+
+FAKES = Path(__file__).parents[2] / "fakes"
+PACE = Pace(inventory=0.2, health=0.1, health_limit=1000, loading_first=0.02, loading=0.1, link_retry=0.05)
+
+
+@pytest.fixture
+def engines(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Engine]:
+    """Every installed engine, and ``fake``."""
+    monkeypatch.syspath_prepend(str(FAKES))
+    return load_engines()
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Iterator[AgentSettings]:
+    """An agent of its own folder and ports; engines that a test leaves behind are killed."""
+    state = tmp_path / "state"
+    yield AgentSettings(node_id=NodeId("n1"), state=state, engine_ports=find_range(8), pace=PACE)
+    for stat in find_marked(StateFolder(state).marker_prefix()):
+        with suppress(ProcessLookupError):
+            os.kill(stat.pid, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(stat.pid, 0)
+
+
+def find_range(count: int) -> tuple[int, int]:
+    """A stretch of free ports, another one for each process of tests."""
+    for first in range(21000 + os.getpid() % 500 * 20, 32000, count):
+        if all(is_free(port) for port in range(first, first + count)):
+            return first, first + count - 1
+    raise AssertionError("no free ports on this machine")
+
+
+@pytest.fixture
+def tools(engines: Mapping[str, Engine], settings: AgentSettings) -> Tools:
+    """What a shard works with."""
+    state = StateFolder(settings.state)
+    state.make()
+    return Tools(
+        engines=engines, settings=settings, programs=Programs(engines), ports=Ports(*settings.engine_ports), state=state
+    )
+
+
+@pytest.fixture
+def make_spec(tmp_path: Path) -> Callable[..., ShardSpec]:
+    """A shard of the fake engine, with these flags."""
+
+    def make_spec(*args: str, number: int = 1, epoch: int = 1, startup: float = 100, **model: str) -> ShardSpec:
+        source = tmp_path / "model.fake"
+        source.touch()
+        profile = Profile(name="p", engine="fake", args=args, startup_timeout_seconds=startup)
+        return ShardSpec(
+            id=ShardId(f"shd-m-{number}-0"),
+            replica=ReplicaId(f"rep-m-{number}"),
+            epoch=epoch,
+            node=NodeId("n1"),
+            model=replace(Model(name=ModelName("m"), source=str(source), profiles=(profile,)), **model),
+            profile=profile,
+        )
+
+    return make_spec
+
+
+@dataclass
+class MemoryLink:
+    """The server's side of a link: what it desires, and every event that came up."""
+
+    events: list[Event] = field(default_factory=list)
+    lost: bool = False
+    _desire: Desire = field(default_factory=lambda: Desire(node=NodeId("n1"), revision=0, shards=()))
+    _changed: trio.Event = field(default_factory=trio.Event)
+
+    def desire(self, *shards: ShardSpec) -> None:
+        self._desire = replace(self._desire, revision=self._desire.revision + 1, shards=shards)
+        self._stir()
+
+    def lose(self, lost: bool) -> None:
+        self.lost = lost
+        self._stir()
+
+    def _stir(self) -> None:
+        self._changed.set()
+        self._changed = trio.Event()
+
+    async def desired(self, after: int) -> Desire:
+        while self._desire.revision <= max(after, 0):
+            await self._changed.wait()
+            if self.lost:
+                raise LinkLost("the test cut the link")
+        return self._desire
+
+    async def report(self, event: Event) -> None:
+        await trio.lowlevel.checkpoint()
+        if self.lost:
+            raise LinkLost("the test cut the link")
+        self.events.append(event)
+        self._stir()
+
+    def reports(self, spec: ShardSpec) -> list[ShardReport]:
+        said = [event.report for event in self.events if isinstance(event, ShardChanged)]
+        return [report for report in said if (report.shard, report.epoch) == (spec.id, spec.epoch)]
+
+    def registrations(self) -> list[NodeRegistered]:
+        return [event for event in self.events if isinstance(event, NodeRegistered)]
+
+    async def wait(self, is_so: Callable[[], object]) -> object:
+        """Wait until this holds, looking again after each event, and return what it says."""
+        with trio.fail_after(100):
+            while not (found := is_so()):
+                await self._changed.wait()
+            return found
+
+    async def wait_state(self, spec: ShardSpec, state: ShardState) -> ShardReport:
+        def find() -> ShardReport | None:
+            return next((report for report in self.reports(spec) if report.state is state), None)
+
+        return await self.wait(find)  # type: ignore[return-value]
+
+
+@pytest.fixture
+def link() -> MemoryLink:
+    return MemoryLink()
+
+
+@pytest.fixture
+def listener() -> Iterator[socket.socket]:
+    """A stranger who answers nothing, on a port of 127.0.0.1."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener

@@ -1,0 +1,68 @@
+"""What a shard holds, taken and given back together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import trio
+
+from llmgw.agent.held import Held, endpoint_of
+from llmgw.agent.telling import Telling, first_report
+from llmgw.engines.types import Launch
+from llmgw.errors import EngineFailed
+from llmgw.host.process import read_boot_id, read_marker, read_stat
+
+
+@pytest.fixture
+def held(tools, make_spec):
+    spec = make_spec()
+    held = Held(spec, tools, Telling(first_report(spec), lambda report: None))
+    yield held
+    held.close()
+
+
+@pytest.fixture
+def launch(tools):
+    return Launch(program=("/bin/sh", "-c", "exec sleep 600"), source="s", served_name="m", host="127.0.0.1", port=0)
+
+
+async def test_a_started_engine_is_known_after_a_crash(held, launch, tools):
+    await held.start(launch)
+    (record,) = tools.state.read()
+    stat = read_stat(record.pid)
+    assert (record.spec, record.boot_id, record.start_time) == (held.spec, read_boot_id(), stat.start_time)
+    assert record.marker == read_marker(record.pid) == tools.state.marker(held.spec)
+    assert held.telling.last.endpoint == endpoint_of(held.spec, record.port)
+
+
+async def test_clearing_gives_everything_back(held, launch, tools):
+    await held.start(launch)
+    pid, port = held.process.pid, held.port
+    with trio.fail_after(60):
+        await held.clear()
+        await held.clear()
+    assert read_stat(pid) is None
+    assert tools.state.read() == []
+    assert (held.process, held.port) == (None, None)
+    ports = {tools.ports.take() for _ in range(8)}
+    assert port in ports
+
+
+async def test_an_engine_that_can_not_be_started_gives_its_port_back(held, launch, tools):
+    with pytest.raises(EngineFailed, match="/nowhere/engine can't be started: No such file"):
+        await held.start(replace(launch, program=("/nowhere/engine",)))
+    await held.clear()
+    assert len({tools.ports.take() for _ in range(8)}) == 8
+
+
+async def test_an_engine_that_listens_on_nothing_has_not_lost_its_port(held, launch, listener):
+    await held.start(launch)
+    assert not await held.has_lost_its_port()
+    held.tools.ports.give_back(held.port)
+    held.port = listener.getsockname()[1]
+    assert await held.has_lost_its_port()
+
+
+async def test_without_an_engine_there_is_no_exit_code(held):
+    assert await held.wait_exit() is None

@@ -1,0 +1,71 @@
+"""Which sources an engine can be pointed at."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from llmgw.agent.sources import check_source
+from llmgw.engines.types import SourceKind
+from llmgw.errors import EngineFailed
+
+
+class Takes:
+    """An engine that takes these kinds."""
+
+    def __init__(self, engine, *kinds):
+        self.info = replace(engine.info, sources=frozenset(kinds))
+
+
+@pytest.fixture
+def file_engine(engines):
+    return Takes(engines["fake"], SourceKind.FILE)
+
+
+@pytest.fixture
+def hub_engine(engines):
+    return Takes(engines["fake"], SourceKind.REPOSITORY)
+
+
+def test_a_file_that_can_be_read_is_taken(file_engine, tmp_path):
+    path = tmp_path / "any.name"
+    path.touch()
+    check_source(str(path), file_engine)
+
+
+def test_a_repository_is_taken_by_an_engine_that_fetches_itself(hub_engine, file_engine):
+    check_source("org/repo", hub_engine)
+    with pytest.raises(EngineFailed, match="not fetched in this version"):
+        check_source("org/repo", file_engine)
+
+
+def test_a_folder_is_taken_by_an_engine_of_repositories_only(hub_engine, file_engine, tmp_path):
+    check_source(str(tmp_path), hub_engine)
+    with pytest.raises(EngineFailed, match="is not a file"):
+        check_source(str(tmp_path), file_engine)
+
+
+def test_a_file_is_not_taken_by_an_engine_of_repositories(hub_engine, tmp_path):
+    (tmp_path / "m.fake").touch()
+    with pytest.raises(EngineFailed, match="takes a repository"):
+        check_source(str(tmp_path / "m.fake"), hub_engine)
+
+
+@pytest.mark.parametrize("source", ["https://host/m.fake", "hf://org/repo", "oci://x/y:1", "llama3:8b", "org/repo"])
+def test_what_would_have_to_be_fetched_is_refused_with_what_to_do(file_engine, source):
+    with pytest.raises(EngineFailed, match="download it"):
+        check_source(source, file_engine)
+
+
+@pytest.mark.parametrize("source", ["/nowhere/m.fake", "nowhere.fake"])
+def test_a_file_that_is_not_there_is_named(file_engine, source):
+    with pytest.raises(EngineFailed, match=rf"{source} can't be read: No such file"):
+        check_source(source, file_engine)
+
+
+def test_a_pipe_is_not_waited_for(file_engine, tmp_path):
+    os.mkfifo(tmp_path / "m.fake")
+    with pytest.raises(EngineFailed, match="is not a file"):
+        check_source(str(tmp_path / "m.fake"), file_engine)

@@ -1,0 +1,204 @@
+"""A whole agent over a link in memory, and agents as processes that are killed."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+
+from llmgw.agent.tree import serve_node
+from llmgw.core.events import NodeReported
+from llmgw.core.replica import ShardState
+from llmgw.errors import UsageError
+from llmgw.host.process import find_marked, read_stat
+from llmgw.host.state import StateFolder, hold_state
+
+pytestmark = pytest.mark.slow
+
+READY, ENDED, STOPPING = ShardState.READY, ShardState.ENDED, ShardState.STOPPING
+
+
+@asynccontextmanager
+async def serving(link, engines, settings):
+    """An agent that is cancelled outright at the end."""
+    async with trio.open_nursery() as nursery:
+        with trio.fail_after(100):
+            await nursery.start(
+                lambda task_status: serve_node(link, engines=engines, settings=settings, task_status=task_status)
+            )
+        yield
+        nursery.cancel_scope.cancel()
+
+
+def is_gone(pid):
+    stat = read_stat(pid)
+    return stat is None or stat.state in "ZX"
+
+
+async def test_an_agent_registers_reports_and_runs_what_is_desired(link, engines, settings, make_spec):
+    spec = make_spec()
+    async with serving(link, engines, settings):
+        await link.wait(link.registrations)
+        assert link.registrations()[0].running == ()
+        link.desire(spec)
+        ready = await link.wait_state(spec, READY)
+        await link.wait(lambda: any(isinstance(event, NodeReported) for event in link.events))
+        link.desire()
+        await link.wait_state(spec, ENDED)
+    assert is_gone(ready.pid)
+    assert len(link.registrations()) == 1
+
+
+async def test_a_shard_that_ended_is_not_started_again_in_the_same_epoch(link, engines, settings, make_spec):
+    spec = make_spec("--crash-at-start")
+    other = make_spec(number=2)
+    async with serving(link, engines, settings):
+        link.desire(spec)
+        await link.wait_state(spec, ENDED)
+        said = len(link.reports(spec))
+        link.desire(spec, other)
+        await link.wait_state(other, READY)
+        assert len(link.reports(spec)) == said
+        again = replace(make_spec(), epoch=2)
+        link.desire(again, other)
+        await link.wait_state(again, READY)
+
+
+async def test_a_higher_epoch_waits_until_the_older_one_has_ended(link, engines, settings, make_spec):
+    old, new = make_spec("--deaf-to-term"), make_spec(epoch=2)
+    async with serving(link, engines, settings):
+        link.desire(old)
+        await link.wait_state(old, READY)
+        link.desire(new)
+        await link.wait_state(new, READY)
+    told = [(event.report.epoch, event.report.state) for event in link.events if hasattr(event, "report")]
+    assert told.index((1, ENDED)) < min(at for at, (epoch, _) in enumerate(told) if epoch == 2)
+
+
+async def test_shards_outlive_the_link_and_are_registered_anew(link, engines, settings, make_spec):
+    spec, other = make_spec(), make_spec("--load-seconds", "0.5", number=2)
+    async with serving(link, engines, settings):
+        link.desire(spec)
+        ready = await link.wait_state(spec, READY)
+        link.desire(spec, other)
+        await link.wait(lambda: link.reports(other))
+        link.lose(True)
+        await trio.sleep(1)
+        assert link.reports(other)[-1].state is not READY
+        link.lose(False)
+        await link.wait(lambda: len(link.registrations()) == 2)
+        running = {shard.id: report for shard, report in link.registrations()[1].running}
+        assert running[spec.id].state is READY
+        assert running[spec.id].pid == ready.pid
+        await link.wait_state(other, READY)
+        link.desire(other)
+        await link.wait_state(spec, ENDED)
+
+
+async def test_an_agent_that_is_cancelled_leaves_engines_to_the_next_one(link, engines, settings, make_spec, caplog):
+    spec = make_spec()
+    async with serving(link, engines, replace(settings, stop_on_exit=True)):
+        link.desire(spec)
+        ready = await link.wait_state(spec, READY)
+    assert not is_gone(ready.pid)
+    (warning,) = (record for record in caplog.records if "go on running" in record.message)
+    assert str(ready.pid) in warning.message
+    assert warning.levelno == logging.WARNING
+    next_link = type(link)()
+    async with serving(next_link, engines, settings):
+        await next_link.wait(next_link.registrations)
+        ((shard, report),) = next_link.registrations()[0].running
+        assert (shard, report.state, report.pid) == (spec, READY, ready.pid)
+        next_link.desire()
+        await next_link.wait_state(spec, ENDED)
+    assert is_gone(ready.pid)
+
+
+async def test_a_second_agent_over_the_same_state_is_refused(link, engines, settings):
+    with hold_state(settings.state), pytest.raises(UsageError, match=f"pid {os.getpid()}"):
+        await serve_node(link, engines=engines, settings=settings)
+
+
+async def test_a_fault_in_one_shard_ends_that_shard_only(link, engines, settings, make_spec):
+    spec, other = make_spec(), make_spec(number=2)
+    StateFolder(settings.state).make()
+    # The state file of the first can't be written or removed: its place is taken by a folder.
+    (settings.state / "shards" / f"{spec.id}.fresh").mkdir()
+    async with serving(link, engines, settings):
+        link.desire(spec, other)
+        await link.wait_state(other, READY)
+        end = await link.wait_state(spec, ENDED)
+        assert "a fault of llmgw itself" in end.cause
+        assert "IsADirectoryError" in end.cause
+        assert link.reports(other)[-1].state is READY
+        markers = find_marked(StateFolder(settings.state).marker_prefix()).values()
+        assert set(markers) == {StateFolder(settings.state).marker(other)}
+
+
+AGENT = """
+import sys
+import msgspec, trio
+from dataclasses import dataclass
+from pathlib import Path
+from llmgw.agent.settings import AgentSettings
+from llmgw.agent.tree import serve_node
+from llmgw.core.effects import Desire
+from llmgw.core.replica import ShardSpec
+from llmgw.engines.registry import load_engines
+
+spec = msgspec.json.decode(sys.argv[1], type=ShardSpec)
+
+class Link:
+    async def desired(self, after):
+        if after >= 1:
+            await trio.sleep_forever()
+        return Desire(node=spec.node, revision=1, shards=(spec,))
+    async def report(self, event):
+        report = getattr(event, "report", None)
+        if report is not None:
+            print(report.state, report.pid, flush=True)
+
+settings = AgentSettings(node_id=spec.node, state=Path(sys.argv[2]), engine_ports=tuple(map(int, sys.argv[3:5])))
+trio.run(lambda: serve_node(Link(), engines=load_engines(), settings=settings))
+"""
+
+
+async def test_engines_of_an_agent_killed_with_9_are_adopted_by_the_next(link, engines, settings, make_spec):
+    spec = make_spec()
+    with start_agent(spec, settings) as first:
+        pid = await trio.to_thread.run_sync(wait_ready, first)
+        first.send_signal(signal.SIGKILL)
+    assert not is_gone(pid)
+    async with serving(link, engines, settings):
+        await link.wait(link.registrations)
+        ((shard, report),) = link.registrations()[0].running
+        assert (shard, report.state, report.pid) == (spec, READY, pid)
+        link.desire(spec)
+        # It is watched from now on, though it is nobody's child here.
+        os.kill(pid, signal.SIGKILL)
+        end = await link.wait_state(spec, ENDED)
+    assert "unknown" in end.cause
+
+
+def start_agent(spec, settings):
+    ports = map(str, settings.engine_ports)
+    argv = [sys.executable, "-c", AGENT, msgspec.json.encode(spec), str(settings.state), *ports]
+    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[2] / "fakes")}
+    return subprocess.Popen(argv, stdout=subprocess.PIPE, env=env, text=True)
+
+
+def wait_ready(agent):
+    for line in agent.stdout:
+        state, pid = line.split()
+        if state == "ready":
+            return int(pid)
+    raise AssertionError("the agent ended before its engine was ready")

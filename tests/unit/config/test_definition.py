@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmgw.config.definition import load_definitions, wrong_name
+from llmgw.core.model import Model, Profile, Scaling
+from llmgw.errors import ConfigError, Problem
+
+ENGINES = {"llamacpp", "vllm"}
+
+SEED = """\
+name: qwen2.5-coder-3b-instruct
+aliases: [coder]
+source: /var/lib/llmgw-models/qwen2.5-coder-3b-instruct-q4_k_m.gguf
+routing_profile: chat
+context_length: 32768
+max_output: 4096
+scaling: { min: 1, max: 1 }
+profiles:
+  - name: cpu
+    engine: llamacpp
+    weight: 1
+    priority: 100
+    startup_timeout: 5m
+    min_memory_gb: 8
+    args: ["--ctx-size", "65536"]
+"""
+
+SMALL = "name: m\nsource: /m.gguf\nprofiles: [{name: cpu, engine: llamacpp}]\n"
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "m.yaml"
+    path.write_text(text)
+    return path
+
+
+def problems(folder: Path, text: str) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load_definitions(written(folder, text), ENGINES)
+    return [str(problem).replace(str(folder), "") for problem in caught.value.problems]
+
+
+def test_a_definition_as_in_the_manual_becomes_a_model(tmp_path: Path) -> None:
+    (definition,) = load_definitions(written(tmp_path, SEED), ENGINES)
+    assert definition.model == Model(
+        name="qwen2.5-coder-3b-instruct",  # type: ignore[arg-type]
+        source="/var/lib/llmgw-models/qwen2.5-coder-3b-instruct-q4_k_m.gguf",
+        aliases=("coder",),
+        routing_profile="chat",
+        context_length=32768,
+        max_output=4096,
+        scaling=Scaling(min=1, max=1),
+        profiles=(
+            Profile(
+                name="cpu",
+                engine="llamacpp",
+                priority=100,
+                startup_timeout_seconds=300.0,
+                min_memory_gb=8.0,
+                args=("--ctx-size", "65536"),
+            ),
+        ),
+    )
+    assert definition.scaled
+    assert definition.not_in_effect == ("routing_profile", "max_output")
+
+
+def test_what_is_left_out_has_its_default(tmp_path: Path) -> None:
+    (definition,) = load_definitions(written(tmp_path, SMALL), ENGINES)
+    assert definition.model.scaling == Scaling()
+    assert definition.model.profiles == (Profile(name="cpu", engine="llamacpp"),)
+    assert not definition.scaled
+    assert definition.not_in_effect == ()
+
+
+def test_a_file_may_hold_several_models(tmp_path: Path) -> None:
+    text = "models:\n" + "".join(
+        f"- {{name: {name}, source: /{name}.gguf, profiles: [{{name: cpu, engine: llamacpp}}]}}\n" for name in "ab"
+    )
+    assert [definition.model.name for definition in load_definitions(written(tmp_path, text), ENGINES)] == ["a", "b"]
+
+
+def test_keys_without_effect_are_named_once(tmp_path: Path) -> None:
+    text = (
+        "name: m\nsource: /m.gguf\nover_limit: clamp\nscaling: {min: 0, max: 1, idle_timeout: 15m}\nprofiles:\n"
+        "- {name: a, engine: vllm, weight: 2, gpu_class: h100-80g, tp: 2}\n- {name: b, engine: vllm, tp: 4}\n"
+    )
+    (definition,) = load_definitions(written(tmp_path, text), ENGINES)
+    assert definition.not_in_effect == (
+        "profiles.weight",
+        "profiles.gpu_class",
+        "profiles.tp",
+        "over_limit",
+        "scaling.idle_timeout",
+    )
+
+
+@pytest.mark.parametrize(
+    ("written_as", "read_as"),
+    [
+        ("./m.gguf", "{folder}/m.gguf"),
+        ("../m.gguf", "{parent}/m.gguf"),
+        ("org/repo", "org/repo"),
+        ("hf:org/repo/m.gguf", "hf:org/repo/m.gguf"),
+        ("https://models.internal/m.gguf", "https://models.internal/m.gguf"),
+    ],
+)
+def test_a_source_that_begins_with_a_dot_lies_beside_the_definition(
+    tmp_path: Path, written_as: str, read_as: str
+) -> None:
+    (definition,) = load_definitions(written(tmp_path, SMALL.replace("/m.gguf", written_as)), ENGINES)
+    assert definition.model.source == read_as.format(folder=tmp_path, parent=tmp_path.parent)
+
+
+def test_a_source_in_the_home_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    (definition,) = load_definitions(written(tmp_path, SMALL.replace("/m.gguf", "~/m.gguf")), ENGINES)
+    assert definition.model.source == "/home/me/m.gguf"
+
+
+def test_everything_that_is_missing_is_named(tmp_path: Path) -> None:
+    assert problems(tmp_path, "aliases: [a]\nprofiles: [{}]\n") == [
+        "/m.yaml:1:1 name: is missing",
+        "/m.yaml:1:1 source: is missing",
+        "/m.yaml:2:12 profiles[0].name: is missing",
+        "/m.yaml:2:12 profiles[0].engine: is missing",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("nmae: x", "/m.yaml:4:1 nmae: unknown key (name?)"),
+        ("over_limit: cut", "/m.yaml:4:1 over_limit: 'cut' is not one of clamp, refuse"),
+        ("scaling: {min: 1}", "/m.yaml:4:11 scaling.min: 1 is more than max, which is 0; write both"),
+        ("scaling: {min: 1, mx: 1, max: 1}", "/m.yaml:4:19 scaling.mx: unknown key (max?)"),
+        ("scaling: {max: 1, idle_timeout: 0}", "/m.yaml:4:19 scaling.idle_timeout: must be more than 0"),
+        ("context_length: 0", "/m.yaml:4:1 context_length: must be from 1 to 100000000, not 0"),
+        ("{context_length: 8, max_output: 9}", ""),
+        ("aliases: [m]", "/m.yaml:4:1 aliases: 'm' is taken already by the name or alias at /m.yaml:1:1"),
+        ("aliases: [a, a]", "/m.yaml:4:1 aliases: 'a' is taken already by the name or alias at /m.yaml:4:1"),
+        ("aliases: ['a b']", "/m.yaml:4:1 aliases: 'a b' may hold letters"),
+        ("models: []", "/m.yaml:4:1 models: has no model in it"),
+    ],
+)
+def test_a_wrong_line_is_placed_and_explained(tmp_path: Path, line: str, said: str) -> None:
+    if line.startswith("{"):
+        line = line.strip("{}").replace(", ", "\n")
+        said = "/m.yaml:5:1 max_output: is more than context_length (8)"
+    found = problems(tmp_path, f"{SMALL}{line}\n")
+    assert any(problem.startswith(said) for problem in found), found
+
+
+def test_a_model_without_a_profile_is_refused(tmp_path: Path) -> None:
+    assert problems(tmp_path, "name: m\nsource: /m.gguf\nprofiles: []\n") == [
+        "/m.yaml:3:1 profiles: needs at least one profile: a name and an engine"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("profile", "said"),
+    [
+        ("{name: cpu, engine: llamacp}", "engine: no engine 'llamacp' is installed (llamacpp?)"),
+        ("{name: cpu, engine: tgi}", "engine: no engine 'tgi' is installed; there is llamacpp, vllm"),
+        ("{name: 'c p', engine: vllm}", "name: 'c p' may hold letters, digits and . _ - only"),
+        ("{name: cpu, engine: vllm, tp: 0}", "tp: must be from 1 to 1024, not 0"),
+        ("{name: cpu, engine: vllm, min_memory_gb: 8GB}", "min_memory_gb: must be a number of gigabytes"),
+        ("{name: cpu, engine: vllm, min_disk_gb: true}", "min_disk_gb: must be a number of gigabytes"),
+        ("{name: cpu, engine: vllm, args: --x}", "args: must be a list, not a single value"),
+        ("{name: cpu, engine: vllm, args: [true]}", "args[0]: must be text, not 'true'"),
+        ("{name: cpu, engine: vllm, argz: []}", "argz: unknown key (args?)"),
+    ],
+)
+def test_a_wrong_profile_is_placed_and_explained(tmp_path: Path, profile: str, said: str) -> None:
+    (found,) = problems(tmp_path, f"name: m\nsource: /m.gguf\nprofiles:\n- {profile}\n")
+    assert found.startswith("/m.yaml:4:")
+    assert f"profiles[0].{said}" in found
+
+
+def test_two_profiles_of_one_name_are_refused(tmp_path: Path) -> None:
+    text = "name: m\nsource: /m\nprofiles:\n- {name: a, engine: vllm}\n- {name: a, engine: llamacpp}\n"
+    assert problems(tmp_path, text) == [
+        "/m.yaml:5:4 profiles[1].name: 'a' is the name of another profile of this model"
+    ]
+
+
+def test_two_models_can_not_share_a_name(tmp_path: Path) -> None:
+    model = "{name: m, source: /m.gguf, profiles: [{name: cpu, engine: llamacpp}]}"
+    assert problems(tmp_path, f"models:\n- {model}\n- {model}\n") == [
+        "/m.yaml:3:4 models[1].name: 'm' is taken already by the name or alias at /m.yaml:2:4"
+    ]
+
+
+def test_a_list_of_models_stands_alone_in_its_file(tmp_path: Path) -> None:
+    text = "models:\n- {name: m, source: /m.gguf, profiles: [{name: cpu, engine: llamacpp}]}\nport: 3\n"
+    assert problems(tmp_path, text) == ["/m.yaml:3:1 port: unknown key"]
+
+
+@pytest.mark.parametrize("name", ["Qwen/Qwen2.5-7B-Instruct", "llama3:8b", "m", "a.b_c-d+e"])
+def test_names_that_clients_use_are_taken(name: str) -> None:
+    assert wrong_name(name) is None
+
+
+@pytest.mark.parametrize("name", ["", "/m", "m/", "a//b", "../m", "a b", "ü", "a?b", "x" * 201, "m\n"])
+def test_names_that_a_url_would_trip_over_are_refused(name: str) -> None:
+    assert wrong_name(name)
+
+
+@pytest.mark.parametrize(
+    ("key", "path", "line"),
+    [
+        ("args", "m: profiles[1].args", "m.yaml:6:"),
+        ("source", "m: source", "m.yaml:2:"),
+        ("weight", "m: profiles[1]", "m.yaml:6:"),
+    ],
+)
+def test_what_an_engine_finds_wrong_is_placed_in_the_file(tmp_path: Path, key: str, path: str, line: str) -> None:
+    text = "name: m\nsource: /m\nprofiles:\n- name: a\n  engine: vllm\n- {name: b, engine: vllm, args: [x]}\n"
+    (definition,) = load_definitions(written(tmp_path, text), ENGINES)
+    problem = definition.locate(1, Problem(key=key, message="is wrong"))
+    assert problem.key == path
+    assert line in problem.where

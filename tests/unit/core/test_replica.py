@@ -1,0 +1,37 @@
+from __future__ import annotations
+
+import re
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.core.model import ModelName
+from llmgw.core.replica import MAY_FOLLOW, ShardState, replica_id, shard_id
+
+NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(ModelName)
+
+
+def test_ids_carry_the_model_and_the_number() -> None:
+    assert replica_id(ModelName("small-1.5b"), 2) == "rep-small-1.5b-2"
+    assert shard_id(ModelName("small-1.5b"), 2, 0) == "shd-small-1.5b-2-0"
+
+
+def test_a_name_with_a_slash_becomes_a_file_name() -> None:
+    assert replica_id(ModelName("org/Small"), 1) == "rep-org~2fSmall-1"
+
+
+@given(NAMES, st.integers(1, 99))
+def test_an_id_is_always_safe_as_a_file_name(name: ModelName, number: int) -> None:
+    assert re.fullmatch(r"rep-[A-Za-z0-9._~-]+-\d+", replica_id(name, number))
+
+
+@given(NAMES, NAMES, st.integers(1, 99), st.integers(1, 99))
+def test_two_models_never_share_an_id(one: ModelName, other: ModelName, a: int, b: int) -> None:
+    assert (replica_id(one, a) == replica_id(other, b)) == ((one, a) == (other, b))
+
+
+def test_every_state_may_end_and_none_follows_the_end() -> None:
+    assert set(MAY_FOLLOW) == set(ShardState)
+    for state, followers in MAY_FOLLOW.items():
+        assert (ShardState.ENDED in followers) == (state is not ShardState.ENDED)
+        assert ShardState.PLACED not in followers

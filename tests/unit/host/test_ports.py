@@ -1,0 +1,76 @@
+"""Ports, with real sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from llmgw.errors import EngineFailed
+from llmgw.host.ports import Ports, is_foreign, is_free
+
+
+@pytest.fixture
+def listener():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+def find_range(count):
+    """A stretch of ports that nobody listens on."""
+    for first in range(21000 + os.getpid() % 500 * 20, 32000, count):
+        if all(is_free(port) for port in range(first, first + count)):
+            return first, first + count - 1
+    raise AssertionError("no free ports on this machine")
+
+
+def test_a_port_is_never_given_twice():
+    ports = Ports(*find_range(5))
+    assert len({ports.take() for _ in range(5)}) == 5
+    with pytest.raises(EngineFailed, match="engine_ports"):
+        ports.take()
+
+
+def test_a_port_given_back_is_not_the_next_one_given():
+    first, last = find_range(3)
+    ports = Ports(first, last)
+    assert ports.take() == first
+    ports.give_back(first)
+    assert [ports.take(), ports.take(), ports.take()] == [first + 1, last, first]
+
+
+def test_a_port_that_an_engine_was_found_on_is_not_given():
+    first, last = find_range(2)
+    ports = Ports(first, last)
+    ports.hold(first)
+    assert ports.take() == last
+
+
+def test_a_port_that_another_program_listens_on_is_not_given(listener):
+    port = listener.getsockname()[1]
+    assert not is_free(port)
+    with pytest.raises(EngineFailed):
+        Ports(port, port).take()
+
+
+def test_a_port_that_is_listened_on_everywhere_is_not_free():
+    with socket.create_server(("0.0.0.0", 0)) as listener:
+        assert not is_free(listener.getsockname()[1])
+
+
+def test_a_listener_of_ours_is_told_from_a_strangers(listener):
+    port = listener.getsockname()[1]
+    assert not is_foreign(port, {os.getpid()})
+    assert is_foreign(port, {os.getppid()}) or not os.access(f"/proc/{os.getppid()}/fd", os.R_OK)
+    assert is_foreign(port, set())
+
+
+def test_a_port_without_a_listener_is_nobodys(listener):
+    port = listener.getsockname()[1]
+    listener.close()
+    assert not is_foreign(port, {os.getpid()})
+
+
+def test_what_can_not_be_looked_into_is_not_called_foreign(listener):
+    assert not is_foreign(listener.getsockname()[1], {2**22 - 7})

@@ -1,0 +1,225 @@
+"""Engine processes, as real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+import trio
+
+from llmgw.engines.types import Command
+from llmgw.host.process import (
+    describe_exit,
+    find_tree,
+    hash_argv,
+    read_boot_id,
+    read_marker,
+    read_stat,
+    run_probe,
+    start_process,
+    take_over,
+)
+
+SLEEP = "import time; print('up', flush=True); time.sleep(600)"
+DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+PARENT_LEAVES = """
+import os, signal, time
+if os.fork() == 0:
+    signal.signal(15, signal.SIG_IGN)
+    print("child", os.getpid(), flush=True)
+    time.sleep(600)
+"""
+CHILD_LEAVES_THE_GROUP = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    print("child", os.getpid(), flush=True)
+time.sleep(600)
+"""
+
+
+def is_gone(pid):
+    stat = read_stat(pid)
+    return stat is None or stat.state in "ZX"
+
+
+def test_a_name_with_spaces_and_brackets_is_read_past(tmp_path):
+    odd = tmp_path / "a) R (b"
+    odd.symlink_to("/bin/sleep")
+    process = start_process(Command(argv=(str(odd), "60")), log=tmp_path / "log", marker="x")
+    try:
+        stat = read_stat(process.pid)
+        assert (stat.parent, stat.group, stat.session) == (os.getpid(), process.pid, process.pid)
+        assert stat.start_time == process.start_time
+    finally:
+        os.kill(process.pid, signal.SIGKILL)
+        os.waitpid(process.pid, 0)
+        process.close()
+
+
+@pytest.mark.slow
+async def test_the_exit_code_of_a_child_is_known(start):
+    process = start("raise SystemExit(7)")
+    with trio.fail_after(60):
+        assert await process.wait_exit() == 7
+        assert await process.wait_exit() == 7
+    assert read_stat(process.pid) is None
+
+
+@pytest.mark.slow
+async def test_a_signal_is_told_from_an_exit_code(start, wait_for_line):
+    process = start(SLEEP)
+    await wait_for_line("up")
+    os.kill(process.pid, signal.SIGKILL)
+    with trio.fail_after(60):
+        assert await process.wait_exit() == -signal.SIGKILL
+
+
+@pytest.mark.slow
+async def test_output_of_both_kinds_goes_to_the_end_of_the_file(start, tmp_path):
+    (tmp_path / "log").write_text("before\n")
+    process = start(
+        "import sys; print('out', flush=True); print('err', file=sys.stderr); print(repr(sys.stdin.read()))"
+    )
+    with trio.fail_after(60):
+        await process.wait_exit()
+    assert (tmp_path / "log").read_text().splitlines() == ["before", "out", "err", "''"]
+
+
+@pytest.mark.slow
+async def test_the_environment_is_scrubbed_then_set(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("LLMGW_API_KEYS", "secret")
+    monkeypatch.setenv("LLAMA_ARG_PORT", "1")
+    monkeypatch.setenv("KEPT", "yes")
+    code = "import os; print(*(os.environ.get(n) for n in ('LLMGW_API_KEYS', 'LLAMA_ARG_PORT', 'KEPT', 'NEW')))"
+    process = start(code, env={"NEW": "set"}, scrub=("LLAMA_ARG_",))
+    with trio.fail_after(60):
+        await process.wait_exit()
+    assert (tmp_path / "log").read_text() == "None None yes set\n"
+
+
+@pytest.mark.slow
+async def test_stopping_ends_a_process_that_listens_to_its_signal(start, wait_for_line):
+    process = start(SLEEP)
+    await wait_for_line("up")
+    with trio.fail_after(60):
+        assert await process.stop(signal.SIGINT, 30)
+    assert is_gone(process.pid)
+    assert process.code is not None
+
+
+@pytest.mark.slow
+async def test_a_process_that_is_deaf_to_term_is_killed(start, wait_for_line):
+    process = start(DEAF)
+    await wait_for_line("up")
+    with trio.fail_after(60):
+        assert await process.stop(signal.SIGTERM, 0.2)
+    assert is_gone(process.pid)
+    assert process.code == -signal.SIGKILL
+
+
+@pytest.mark.slow
+async def test_children_are_stopped_even_when_their_leader_is_dead(start, wait_for_line):
+    process = start(PARENT_LEAVES)
+    child = int((await wait_for_line("child")).split()[1])
+    with trio.fail_after(60):
+        await process.wait_exit()
+        assert not is_gone(child)
+        assert await process.stop(signal.SIGTERM, 0.2)
+    assert is_gone(child)
+
+
+@pytest.mark.slow
+async def test_a_child_that_left_the_group_is_found(start, wait_for_line):
+    process = start(CHILD_LEAVES_THE_GROUP)
+    child = int((await wait_for_line("child")).split()[1])
+    assert child in find_tree(process.pid)
+    with trio.fail_after(60):
+        assert await process.stop(signal.SIGTERM, 5)
+    assert is_gone(child)
+
+
+@pytest.mark.slow
+async def test_a_child_that_left_the_group_of_a_dead_leader_is_found_by_its_marker(start, wait_for_line):
+    process = start(CHILD_LEAVES_THE_GROUP)
+    child = int((await wait_for_line("child")).split()[1])
+    os.kill(process.pid, signal.SIGKILL)
+    with trio.fail_after(60):
+        await process.wait_exit()
+        assert not is_gone(child)
+        assert await process.stop(signal.SIGTERM, 5)
+    assert is_gone(child)
+
+
+@pytest.mark.slow
+async def test_a_process_can_be_taken_over_by_its_start_time(start, wait_for_line):
+    process = start(SLEEP)
+    await wait_for_line("up")
+    assert take_over(process.pid, process.start_time + 1, "x") is None
+    other = take_over(process.pid, process.start_time, process.marker)
+    assert other is not None
+    with trio.fail_after(60):
+        assert await other.stop(signal.SIGTERM, 30)
+        await other.wait_exit()
+    other.close()
+
+
+def test_what_is_gone_can_not_be_taken_over():
+    assert take_over(2**22 - 7, 1, "x") is None
+    assert take_over(-1, 1, "x") is None
+
+
+@pytest.mark.slow
+async def test_the_marker_is_read_back(start, wait_for_line, tmp_path):
+    process = start(SLEEP)
+    await wait_for_line("up")
+    assert read_marker(process.pid) == f"{tmp_path}:shd-x:0"
+    assert read_marker(2**22 - 7) is None
+
+
+def test_a_program_that_is_not_there_raises_and_leaves_no_file_open(tmp_path):
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(FileNotFoundError):
+        start_process(Command(argv=("/nowhere/engine",)), log=tmp_path / "log", marker="x")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.slow
+def test_a_probe_tells_what_was_printed():
+    code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
+    output = run_probe(Command(argv=(sys.executable, "-c", code)), 60)
+    assert (output.code, output.stdout, output.stderr) == (3, "out\n", "err\n")
+
+
+@pytest.mark.slow
+def test_a_probe_that_hangs_or_is_not_there_tells_nothing():
+    assert run_probe(Command(argv=(sys.executable, "-c", "import time; time.sleep(600)")), 0.1) is None
+    assert run_probe(Command(argv=("/nowhere/engine",)), 1) is None
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "ended by itself with exit code 0"),
+        (1, "ended by itself with exit code 1"),
+        (127, "ended by itself with exit code 127 (a program or shared library is missing)"),
+        (-9, "killed by SIGKILL (out of memory?)"),
+        (137, "killed by SIGKILL (out of memory?)"),
+        (-11, "killed by SIGSEGV"),
+        (255, "ended by itself with exit code 255"),
+        (None, "ended with an exit code that is unknown, because an earlier llmgw started it"),
+    ],
+)
+def test_an_exit_code_in_words(code, words):
+    assert describe_exit(code) == words
+
+
+def test_a_command_line_has_a_short_name_of_its_own():
+    assert hash_argv(("a", "b c")) != hash_argv(("a", "b", "c"))
+    assert hash_argv(("a", "\udcff")) == hash_argv(("a", "\udcff"))
+
+
+def test_the_boot_id_stays_the_same_until_a_reboot():
+    assert read_boot_id() == read_boot_id() != ""
