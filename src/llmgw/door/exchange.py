@@ -46,8 +46,9 @@ CHAT = "/v1/chat/completions"
 INFERENCE = frozenset({CHAT, "/v1/completions", "/v1/embeddings"})
 MODELS = "/v1/models"
 HEALTH = "/health"
-# A larger body is decoded in a thread: 10 ms of one turn is all that everybody else can spare.
+# A larger body is decoded, or edited, in a thread: 10 ms of one turn is all that everybody else can spare.
 INLINE_BODY_BYTES = 1024 * 1024
+INLINE_EDIT_BYTES = 64 * 1024
 ENGINE_ERROR_BYTES = 256 * 1024
 # An answer of these says "not me, not now": another replica may do better.
 ELSEWHERE = frozenset({502, 503, 504})
@@ -266,7 +267,10 @@ def _ask(request: Request, route: Route, timeouts: Timeouts, call: _Call) -> Gen
     """Ask one replica. None when the client has its answer; a Refusal when another replica may still be asked."""
     request.replica = route.replica
     asked = call.asked
-    body, filters = _prepare(route, call)
+    if len(call.body) <= INLINE_EDIT_BYTES:
+        body, filters = _prepare(route, call)
+    else:
+        body, filters = yield Park(_in_thread, (functools.partial(_prepare, route, call),))
     forward = Forward(
         route.address,
         _request_bytes(request, route.address, body),
