@@ -260,6 +260,12 @@ class Engine:
         self.ended = asyncio.Event()
         self.code = options.exit_code
 
+    def is_ready(self):
+        options = self.options
+        if options.never_ready or (options.ready_when and not os.path.exists(options.ready_when)):
+            return False
+        return time.monotonic() >= self.ready_at
+
     def leave(self):
         self.ended.set()
         # Whoever reads our log may be gone already.
@@ -297,7 +303,7 @@ class Engine:
         path = seen.path.partition("?")[0]
         if path.startswith("/fake/") or path in ("/health", "/metrics", "/v1/models"):
             await self.serve_plain(path, body, reply)
-        elif time.monotonic() < self.ready_at or self.options.never_ready:
+        elif not self.is_ready():
             await reply.whole(503, error_body("llamacpp", 503, "Loading model"))
         elif status := fake.get("status"):
             shape = fake.get("error", "openai")
@@ -340,7 +346,7 @@ class Engine:
             await reply.whole(self.health.get("status", 200), self.health.get("body", ""), "text/plain")
         elif self.options.broken:
             await reply.whole(500, f"broken: {self.options.broken}", "text/plain")
-        elif time.monotonic() < self.ready_at or self.options.never_ready:
+        elif not self.is_ready():
             await reply.whole(503, error_body("llamacpp", 503, "Loading model"))
         else:
             await reply.whole(200, '{"status":"ok"}')
@@ -530,6 +536,8 @@ def parse():
     parser.add_argument("--alias", default="", help="the model name in replies (default: the request's)")
     parser.add_argument("--load-seconds", type=float, default=0.0, help="/health is 503 so long")
     parser.add_argument("--never-ready", action="store_true")
+    parser.add_argument("--ready-when", default="", help="/health is 503 until this file is there")
+    parser.add_argument("--bind-when", default="", help="listen only once this file is there")
     parser.add_argument("--broken", default="", help="/health is 500 'broken: TEXT'")
     parser.add_argument("--crash-after", type=float, help="seconds after loading until the process ends by itself")
     parser.add_argument("--crash-at-start", action="store_true", help="end before listening")
@@ -549,6 +557,8 @@ def main():
         for line in options.print_line:
             print(line, flush=True)
         return options.exit_code
+    while options.bind_when and not os.path.exists(options.bind_when):
+        time.sleep(0.02)
     return asyncio.run(run(options))
 
 

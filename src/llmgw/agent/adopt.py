@@ -13,7 +13,7 @@ import trio
 from llmgw.agent.held import Adopted, Tools, endpoint_of
 from llmgw.agent.shards import SHOWN_LINES
 from llmgw.agent.telling import first_report
-from llmgw.core.replica import ShardReport, ShardState
+from llmgw.core.replica import ShardReport, ShardSpec, ShardState
 from llmgw.engines.types import HealthState
 from llmgw.host.http import get
 from llmgw.host.logfile import LogFile, prune_logs
@@ -31,7 +31,7 @@ class FoundShards:
     """What the last agent left: engines that run, and what is to be told of those that ended unseen."""
 
     running: tuple[Adopted, ...]
-    ended: tuple[ShardReport, ...]
+    ended: tuple[tuple[ShardSpec, ShardReport], ...]
 
 
 async def adopt(tools: Tools) -> FoundShards:
@@ -45,7 +45,7 @@ async def adopt(tools: Tools) -> FoundShards:
         if record.boot_id == boot_id and record.spec.profile.engine in tools.engines:
             process = take_over(record.pid, record.start_time, record.marker)
         if process is None:
-            ended.append(await _tell_end(tools, record))
+            ended.append((record.spec, await _tell_end(tools, record)))
             continue
         tools.ports.hold(record.port)
         state = ShardState.READY if await _is_ready(tools, record) else ShardState.LOADING
@@ -56,8 +56,8 @@ async def adopt(tools: Tools) -> FoundShards:
         log.info("shard %s runs on: pid %d, port %d, command %s", *name)
     # Only now are the files of the ended ones removed: each of their processes is found by its marker.
     await _stop_strays(tools, {adopted.record.marker for adopted in running})
-    for report in ended:
-        await trio.to_thread.run_sync(tools.state.remove, report.shard)
+    for spec, _ in ended:
+        await trio.to_thread.run_sync(tools.state.remove, spec.id)
     in_use = {Path(adopted.record.log) for adopted in running}
     await trio.to_thread.run_sync(prune_logs, tools.state.logs, in_use)
     return FoundShards(running=tuple(running), ended=tuple(ended))

@@ -132,7 +132,8 @@ class Held:
         return await trio.to_thread.run_sync(is_foreign, self.port or 0, tree)
 
     async def clear(self) -> None:
-        """Stop what is left of the process tree, see it gone, and only then forget it and give its port back."""
+        """Stop what is left of the process tree, see it gone, and only then give its port back and forget it."""
+        started = self.process is not None
         if self.process is not None:
             info = self.engine().info
             first = signal.Signals.__members__.get(info.stop_signal, signal.SIGTERM)
@@ -140,12 +141,13 @@ class Held:
                 pids = ", ".join(map(str, sorted(await self.process.find_alive())))
                 log.error("shard %s: processes %s can't be killed; trying on", self.spec.id, pids)
                 self.telling.progress(f"can't be killed: processes {pids}")
-            await trio.to_thread.run_sync(self.tools.state.remove, self.spec.id)
             self.close()
         if self.port is not None:
             self.tools.ports.give_back(self.port)
             self.port = None
         self.ready = False
+        if started:
+            await trio.to_thread.run_sync(self.tools.state.remove, self.spec.id)
 
     def close(self) -> None:
         """Let go of the process; it is not touched."""

@@ -62,10 +62,8 @@ async def serve_node(
             shards = Shards(tools, outbox, nursery)
             for adopted in found.running:
                 shards.begin(adopted.record.spec, adopted)
-            for report in found.ended:
-                outbox.put_report(ShardChanged(node=settings.node_id, report=report))
             nursery.start_soon(serve_inventory, tools, outbox.put_node)
-            nursery.start_soon(_speak, link, tools, shards, outbox)
+            nursery.start_soon(_speak, link, tools, shards, outbox, found.ended)
             nursery.start_soon(_listen, link, shards, outbox, settings.pace.link_retry)
             task_status.started()
             try:
@@ -174,26 +172,31 @@ class Outbox:
         self._wake.set()
 
     async def send_all(self, link: Link) -> None:
-        """Send for ever. An event that could not leave is kept, unless there is newer word by then."""
+        """Send for ever; what the link raises ends it."""
         while True:
             while self._events:
-                key = next(iter(self._events))
-                event = self._events.pop(key)
-                try:
-                    await link.report(event)
-                except LinkLost:
-                    self._events = {key: event} | self._events
-                    raise
+                key, event = next(iter(self._events.items()))
+                await link.report(event)
+                # Only now: one that did not get through is sent again, unless there is newer word by then.
+                if self._events.get(key) is event:
+                    del self._events[key]
             self._wake = trio.Event()
             await self._wake.wait()
 
 
-async def _speak(link: Link, tools: Tools, shards: Shards, outbox: Outbox) -> None:
-    """Register, then send what there is; after the link's loss again from the beginning."""
+async def _speak(
+    link: Link, tools: Tools, shards: Shards, outbox: Outbox, ended: tuple[tuple[ShardSpec, ShardReport], ...]
+) -> None:
+    """Register, then send what there is; after the link's loss again from the beginning.
+
+    ``ended`` ran under an earlier agent. It is told with the registration: by itself, a server that has begun anew
+    could take it for the end of its own first try.
+    """
     while True:
         try:
             node = await survey(tools)
-            await link.report(NodeRegistered(node=node, running=shards.list_running()))
+            await link.report(NodeRegistered(node=node, running=(*shards.list_running(), *ended)))
+            ended = ()
             outbox.registered.set()
             await outbox.send_all(link)
         except LinkLost as lost:

@@ -90,7 +90,7 @@ async def test_an_engine_that_ended_unseen_is_told_with_its_last_lines(leave, ad
     record = await leave(make_spec("--print-line", "last words"))
     kill(record.pid)
     found, _ = await adopt_again()
-    (report,) = found.ended
+    ((_, report),) = found.ended
     assert (report.state, report.cause) == (ShardState.ENDED, "ended while no agent was watching it")
     assert "last words" in report.lines
     assert tools.state.read() == []
@@ -137,5 +137,5 @@ async def test_an_engine_whose_file_is_damaged_is_stopped(leave, adopt_again, ma
 async def test_an_engine_whose_plugin_is_gone_is_stopped(leave, adopt_again, make_spec):
     record = await leave(make_spec())
     found, _ = await adopt_again(engines={})
-    assert "no engine plugin is called fake" in found.ended[0].cause
+    assert "no engine plugin is called fake" in found.ended[0][1].cause
     assert is_gone(record.pid)

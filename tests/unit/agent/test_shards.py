@@ -86,12 +86,17 @@ async def test_a_life_from_launch_to_stop(tools, make_spec):
     assert tools.state.read() == []
 
 
-async def test_progress_is_told_while_loading_and_not_after(tools, make_spec):
-    spec = make_spec("--load-seconds", "1", "--print-line", "loading: layer 3 of 9")
+async def test_progress_is_told_while_loading_and_not_after(tools, make_spec, tmp_path):
+    spec = make_spec("--ready-when", str(tmp_path / "loaded"), "--print-line", "loading: layer 3 of 9")
     async with living(spec, tools) as life:
-        assert (await life.wait(lambda report: report.progress is not None)).state is G
+        assert (await life.wait(lambda report: report.progress == "layer 3 of 9")).state is G
+        (tmp_path / "loaded").touch()
         assert (await life.wait_state(R)).progress is None
-    assert "layer 3 of 9" in {report.progress for report in life.said}
+
+
+async def test_a_flood_of_log_does_not_keep_an_engine_from_being_ready(tools, make_spec):
+    async with living(make_spec("--flood-log", "5000000"), tools) as life:
+        await life.wait_state(R)
 
 
 async def test_load_is_told_of_a_ready_engine(tools, make_spec):
@@ -131,9 +136,11 @@ async def test_an_engine_killed_with_9_says_so(tools, make_spec):
 
 
 async def test_a_crash_after_ready_ends_the_shard(tools, make_spec):
-    end, life = await run_to_end(make_spec("--crash-after", "0.5", "--exit-code", "7"), tools)
+    async with living(make_spec(), tools) as life:
+        ready = await life.wait_state(R)
+        await post(ready.endpoint.port, "/fake/exit", b'{"code": 7}')
+        end = await life.wait_state(E)
     assert end.cause == "ended by itself with exit code 7"
-    assert R in life.states()
 
 
 async def test_the_children_of_a_dead_engine_are_stopped_before_its_end_is_told(tools, make_spec):
@@ -164,8 +171,9 @@ async def test_a_broken_engine_is_ended_with_its_reason(tools, make_spec):
 
 async def test_an_engine_that_never_gets_ready_is_ended_after_its_limit(tools, make_spec):
     spec = make_spec("--never-ready", "--print-line", "loading: layer 1", startup=1)
-    end, _ = await run_to_end(spec, tools)
-    assert end.cause == "not ready within startup_timeout (1 s); the last it said: layer 1"
+    end, life = await run_to_end(spec, tools)
+    told = any(report.progress == "layer 1" for report in life.said)
+    assert end.cause == "not ready within startup_timeout (1 s)" + told * "; the last it said: layer 1"
     assert is_gone(end.pid)
 
 
@@ -200,10 +208,14 @@ async def test_a_silent_engine_is_told_of(tools, make_spec):
 
 
 async def change_health(port, body):
+    await post(port, "/fake/health", body)
+
+
+async def post(port, path, body):
     stream = await trio.open_tcp_stream("127.0.0.1", port)
     async with stream:
-        head = b"POST /fake/health HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(body)
-        await stream.send_all(head + body)
+        head = f"POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+        await stream.send_all(head.encode() + body)
         async for _ in stream:
             pass
 
@@ -217,27 +229,43 @@ async def test_a_cancelled_shard_leaves_its_engine_running(tools, make_spec):
     assert len(tools.state.read()) == 1
 
 
-async def test_an_engine_whose_port_was_taken_gets_another_in_the_same_try(tools, make_spec):
-    async with living(make_spec(), tools) as life:
-        await life.wait_state(L)
-        first, _ = tools.settings.engine_ports
-        # Between the check and the engine's own bind, as another program would.
-        thief = await take_when_given(life, first)
-        with thief:
+async def test_an_engine_whose_port_was_taken_gets_another_in_the_same_try(tools, make_spec, tmp_path):
+    first, _ = tools.settings.engine_ports
+    async with living(make_spec("--bind-when", str(tmp_path / "taken")), tools) as life:
+        await life.wait(lambda report: report.endpoint is not None)
+        # Between our check and the engine's own, as another program would.
+        with socket.create_server(("127.0.0.1", first)):
+            (tmp_path / "taken").touch()
             ready = await life.wait_state(R)
     assert ready.endpoint.port == first + 1
     assert life.states() == [L, G, R, S, E]
     assert tools.ports.take() == first + 2
 
 
-async def take_when_given(life, port):
-    """Listen on the port as soon as the shard has chosen it, ahead of an engine that must first be started."""
-    await life.wait(lambda report: report.endpoint is not None)
-    thief = socket.socket()
-    thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    thief.bind(("127.0.0.1", port))
-    thief.listen()
-    return thief
+async def test_an_engine_that_is_answered_for_by_another_program_is_not_called_ready(tools, make_spec, tmp_path):
+    first, _ = tools.settings.engine_ports
+    async with living(make_spec("--bind-when", str(tmp_path / "taken")), tools) as life:
+        await life.wait(lambda report: report.endpoint is not None)
+        async with another_program(first):
+            await life.wait(lambda report: report.endpoint is not None and report.endpoint.port == first + 1)
+            (tmp_path / "taken").touch()
+            ready = await life.wait_state(R)
+    assert ready.endpoint.port == first + 1
+    assert {report.endpoint.port for report in life.said if report.state is R} == {first + 1}
+
+
+@asynccontextmanager
+async def another_program(port):
+    """A server that says 200 to everybody, on a port that was given to an engine."""
+
+    async def serve(stream):
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, serve, await trio.open_tcp_listeners(port, host="127.0.0.1"))
+        yield
+        nursery.cancel_scope.cancel()
 
 
 async def test_without_a_free_port_the_shard_ends(tools, make_spec, listener):

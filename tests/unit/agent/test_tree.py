@@ -123,6 +123,25 @@ async def test_an_agent_that_is_cancelled_leaves_engines_to_the_next_one(link, e
     assert is_gone(ready.pid)
 
 
+async def test_an_engine_that_ended_unseen_is_told_with_the_registration(link, engines, settings, make_spec):
+    spec = make_spec()
+    async with serving(link, engines, settings):
+        link.desire(spec)
+        ready = await link.wait_state(spec, READY)
+    os.killpg(ready.pid, signal.SIGKILL)
+    next_link = type(link)()
+    async with serving(next_link, engines, settings):
+        await next_link.wait(next_link.registrations)
+        ((shard, report),) = next_link.registrations()[0].running
+        assert (shard, report.state) == (spec, ENDED)
+        # a server that has begun anew may count its first try as the same epoch: no later word may end that
+        next_link.desire(spec)
+        await next_link.wait_state(spec, READY)
+        assert ENDED not in [said.state for said in next_link.reports(spec)]
+        next_link.desire()
+        await next_link.wait_state(spec, ENDED)
+
+
 async def test_a_second_agent_over_the_same_state_is_refused(link, engines, settings):
     with hold_state(settings.state), pytest.raises(UsageError, match=f"pid {os.getpid()}"):
         await serve_node(link, engines=engines, settings=settings)
@@ -142,6 +161,50 @@ async def test_a_fault_in_one_shard_ends_that_shard_only(link, engines, settings
         assert link.reports(other)[-1].state is READY
         markers = find_marked(StateFolder(settings.state).marker_prefix()).values()
         assert set(markers) == {StateFolder(settings.state).marker(other)}
+
+
+async def test_a_shard_that_can_not_even_be_forgotten_ends(link, engines, settings, make_spec):
+    spec = make_spec()
+    async with serving(link, engines, settings):
+        link.desire(spec)
+        ready = await link.wait_state(spec, READY)
+        path = settings.state / "shards" / f"{spec.id}.json"
+        path.unlink()
+        path.mkdir()
+        link.desire()
+        end = await link.wait_state(spec, ENDED)
+        assert "a fault of llmgw itself" in end.cause
+        assert is_gone(ready.pid)
+        again = make_spec(number=2)
+        link.desire(again)
+        await link.wait_state(again, READY)
+
+
+async def test_a_link_with_a_fault_of_its_own_is_tried_again(link, engines, settings, make_spec, caplog):
+    class Faulty:
+        failed = frozenset()
+
+        async def report(self, event):
+            self.fail_once(type(event).__name__)
+            await link.report(event)
+
+        async def desired(self, after):
+            self.fail_once("desired")
+            return await link.desired(after)
+
+        def fail_once(self, what):
+            if what not in self.failed:
+                self.failed |= {what}
+                raise ZeroDivisionError(what)
+
+    spec = make_spec()
+    link.desire(spec)
+    async with serving(Faulty(), engines, settings):
+        await link.wait_state(spec, READY)
+        link.desire()
+        await link.wait_state(spec, ENDED)
+    raised = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
+    assert {"NodeRegistered", "ShardChanged", "desired"} <= set(raised)
 
 
 AGENT = """
