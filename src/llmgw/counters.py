@@ -20,6 +20,10 @@ class Counter:
 
     def bump(self, *values: str, by: float = 1.0) -> None:
         """Add ``by`` under these label values, in the order of ``labels``."""
+        self.add(values, by)
+
+    def add(self, values: tuple[str, ...], by: float) -> None:
+        """``bump`` for who has the values in a tuple."""
         known = self.values
         if values in known:
             known[values] += by

@@ -13,7 +13,7 @@ enum stage { HEAD, LENGTH, UNTIL_CLOSE, CHUNK_SIZE, CHUNK_DATA, CHUNK_END, TRAIL
 enum stamp_stage { TEXT, MARK, TIME, SEQUENCE };
 
 struct conn {
-    int fd, index, busy, generation;
+    int fd, busy, generation;
     enum stage stage;
     enum stamp_stage stamp_stage;
     uint64_t started, left, stamp_time, stamp_sequence, next_sequence, expected;
@@ -351,23 +351,35 @@ static void run_window(void) {
     }
 }
 
-/* Streams that have sent one chunk and then say nothing. */
-static void run_idle(void) {
-    long before = watched_rss_kib();
+/* Opens streams up to COUNT of them; how many have had their one chunk when memory had time to settle. */
+static int hold(int from, int count) {
+    uint64_t deadline = now_ns() + 30 * SECOND;
     int open = 0;
-    uint64_t deadline = now_ns() + (uint64_t)(warm * 1e9) + 30 * SECOND;
-    for (int i = 0; i < connection_count; i++) start(&conns[i]);
-    while (open < connection_count && now_ns() < deadline) {
+    for (int i = from; i < count; i++) {
+        open_connection(&conns[i]);
+        start(&conns[i]);
+    }
+    while (open < count && now_ns() < deadline) {
         turn(20, 0);
         open = 0;
-        for (int i = 0; i < connection_count; i++) open += conns[i].busy && conns[i].next_sequence > 0;
+        for (int i = 0; i < count; i++) open += conns[i].busy && conns[i].next_sequence > 0;
     }
     uint64_t settled = now_ns() + (uint64_t)(seconds * 1e9);
     while (now_ns() < settled) turn(20, 0);
-    long after = watched_rss_kib();
-    if (open < connection_count) note_error("%d of %d streams opened", open, connection_count);
-    printf("{\"open\":%d,\"rss_before_kib\":%ld,\"rss_after_kib\":%ld,\"kib_per_stream\":%.3f", open, before, after,
-           open ? (double)(after - before) / open : 0.0);
+    if (open < count) note_error("%d of %d streams opened", open, count);
+    return open;
+}
+
+/* Streams that have sent one chunk and then say nothing. The first half may live on memory that was free already, so
+ * what the second half adds is what a stream costs. */
+static void run_idle(void) {
+    long none = watched_rss_kib();
+    int half = hold(0, connection_count / 2);
+    long some = watched_rss_kib();
+    int open = hold(connection_count / 2, connection_count);
+    long all = watched_rss_kib();
+    printf("{\"open\":%d,\"rss_before_kib\":%ld,\"rss_half_kib\":%ld,\"rss_all_kib\":%ld,\"kib_per_stream\":%.3f", open, none,
+           some, all, open > half ? (double)(all - some) / (open - half) : 0.0);
 }
 
 /* Readers that take 20 kB/s each from an upstream that sends all it can. */
@@ -424,12 +436,9 @@ int main(int argc, char **argv) {
     settle_on_cpu(cpu);
     srand(1);
     poller = epoll_create1(EPOLL_CLOEXEC);
-    long rss = watched_rss_kib();
-    if (watched_count && rss == 0) die("load: none of the processes to watch is there");
-    for (int i = 0; i < connection_count; i++) {
-        conns[i].index = i;
-        open_connection(&conns[i]);
-    }
+    if (watched_count && watched_rss_kib() == 0) die("load: none of the processes to watch is there");
+    int opens_late = strcmp(mode, "idle") == 0;
+    for (int i = 0; i < connection_count && !opens_late; i++) open_connection(&conns[i]);
     if (strcmp(mode, "idle") == 0) run_idle();
     else if (strcmp(mode, "slow") == 0) run_slow();
     else run_window();

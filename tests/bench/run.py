@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 from harness.extras import measure_demo, measure_help, measure_memory
-from harness.programs import Others, choose_cpus, compile_program
+from harness.programs import Others, allow_files, choose_cpus, compile_program
 from harness.report import Results, as_json, find_errors, judge, render_rows, render_tables
 from harness.scenarios import QUICK, SCENARIOS, WARM_UP, measure
 from harness.servers import RECIPES, Site, StartError, find_nginx, install_vllm_router
@@ -46,8 +46,8 @@ def find_llmgw() -> Path | None:
 
 def choose_servers(options: argparse.Namespace) -> list[str]:
     wanted = options.servers or (["mock", "llmgw"] if options.quick else list(RECIPES))
-    if "llmgw" in wanted and options.llmgw is None:
-        raise SystemExit("bench: no llmgw: pip install -e . first, or name it with --llmgw")
+    if "llmgw" in wanted and (options.llmgw is None or shutil.which(options.llmgw) is None):
+        raise SystemExit("bench: no llmgw to run: pip install -e . first, or name it with --llmgw")
     if "nginx" in wanted and find_nginx() is None:
         print("bench: nginx is left out: not installed (Debian: apt-get install nginx-light)")
         wanted = [server for server in wanted if server != "nginx"]
@@ -110,6 +110,7 @@ def main(argv: list[str]) -> int:
     if router is None:
         servers = [server for server in servers if server != "vllm-router"]
     cpus = choose_cpus()
+    allow_files()
     os.sched_setaffinity(0, {cpus.load})
     begin, others = time.monotonic(), Others()
     with tempfile.TemporaryDirectory(prefix="llmgw-bench-") as name:
@@ -143,4 +144,7 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except KeyboardInterrupt:
+        sys.exit("bench: stopped")

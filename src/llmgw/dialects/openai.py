@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
 from llmgw.core.model import Model
 from llmgw.dialects.refusal import TYPES, Refusal
 
-DONE = b"[DONE]"
 # What clients look for in a context overflow: the code (LangChain, Codex) or this text (litellm).
 OVERFLOW_TYPES = ("exceed_context_size_error",)
 OVERFLOW_TEXTS = ("maximum context length is", "exceeds the available context size", "prompt is too long")
@@ -17,11 +16,15 @@ OVERFLOW_TEXTS = ("maximum context length is", "exceeds the available context si
 _encode = msgspec.json.Encoder().encode
 
 
+# What an engine reports is counted and, later, charged: a number that can't be is no usage.
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+
+
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of one request, as engines report them."""
 
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Tokens = 0
+    completion_tokens: _Tokens = 0
 
 
 class _WithUsage(msgspec.Struct):
@@ -29,6 +32,11 @@ class _WithUsage(msgspec.Struct):
     choices: msgspec.Raw = msgspec.Raw(b"")
 
 
+class _Reply(msgspec.Struct):
+    usage: Usage | None = None
+
+
+_decode_reply = msgspec.json.Decoder(_Reply).decode
 _decode_with_usage = msgspec.json.Decoder(_WithUsage).decode
 _decode_usage = msgspec.json.Decoder(Usage).decode
 
@@ -58,9 +66,9 @@ def read_engine_error(status: int, body: bytes) -> Refusal:
         found: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         found = None
-    error: Any = found.get("error", found) if isinstance(found, dict) else None
+    error: Any = (found.get("error") or found) if isinstance(found, dict) else None
     fields: dict[str, Any] = error if isinstance(error, dict) else {}
-    message = fields.get("message") or fields.get("detail") or (error if isinstance(error, str) else None)
+    message = fields.get("message") or _detail(fields.get("detail")) or (error if isinstance(error, str) else None)
     if not isinstance(message, str) or not message:
         message = f"The engine answered with status {status} and no explanation."
     kind, code, param = fields.get("type"), fields.get("code"), fields.get("param")
@@ -69,6 +77,14 @@ def read_engine_error(status: int, body: bytes) -> Refusal:
     elif not isinstance(code, str) or not code:
         code = kind if isinstance(kind, str) and kind else TYPES.get(status, "engine_error")
     return Refusal(status=status, code=code, message=message, param=param if isinstance(param, str) else None)
+
+
+def _detail(detail: Any) -> Any:
+    """FastAPI's word for what is wrong: a text, or a list of findings."""
+    if isinstance(detail, list):
+        texts = [each.get("msg") for each in detail if isinstance(each, dict)]
+        return "; ".join(text for text in texts if isinstance(text, str))
+    return detail
 
 
 def read_usage(document: bytes) -> tuple[Usage | None, bool]:
@@ -88,6 +104,14 @@ def read_usage(document: bytes) -> tuple[Usage | None, bool]:
         return _decode_usage(raw), lone
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None, lone
+
+
+def read_reply_usage(document: bytes) -> Usage | None:
+    """The usage of a whole reply; odd usage is no usage."""
+    try:
+        return _decode_reply(document).usage
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
 
 
 def list_models(models: list[Model], created: int) -> bytes:

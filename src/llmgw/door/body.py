@@ -5,6 +5,7 @@ A body that is decoded and encoded again loses key order (which changes prompts 
 
 from __future__ import annotations
 
+import json
 import re
 
 import msgspec
@@ -12,10 +13,11 @@ import msgspec
 from llmgw.dialects.refusal import Refusal
 
 ASK_USAGE = b'"stream_options":{"include_usage":true}'
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\],:]', re.DOTALL)
-_SPACE = b" \t\r\n"
-_OPENING = frozenset({b"{", b"["})
-_CLOSING = frozenset({b"}", b"]", b","})
+# Possessive, so that the engine of regular expressions keeps no state for each of a million characters or escapes.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
+_TO_BRACKET = re.compile(rb'[^"{}\[\]]*+(?:"[^"\\]*+(?:\\.[^"\\]*+)*+"[^"{}\[\]]*+)*+[{}\[\]]', re.DOTALL)
+_SCALAR = re.compile(rb"[^,}\]\s]+")
+_SPACE = re.compile(rb"[ \t\r\n]*")
 
 
 class _StreamOptions(msgspec.Struct):
@@ -86,8 +88,8 @@ def rename_model(body: bytes, name: str) -> bytes:
 def _insert(body: bytes, start: int, field: bytes, end: int | None = None) -> bytes:
     """Put ``field`` first into the object that begins at or after ``start``."""
     brace = body.index(b"{", start, end) + 1
-    rest = body[brace:].lstrip(_SPACE)
-    return b"%b%b%b%b" % (body[:brace], field, b"" if rest.startswith(b"}") else b",", body[brace:])
+    empty = body[_end(_SPACE, body, brace)] == ord("}")
+    return b"%b%b%b%b" % (body[:brace], field, b"" if empty else b",", body[brace:])
 
 
 def _spans(body: bytes, start: int) -> dict[str, tuple[int, int]]:
@@ -96,37 +98,38 @@ def _spans(body: bytes, start: int) -> dict[str, tuple[int, int]]:
     ``body`` was decoded before, so the grammar is known to hold.
     """
     spans: dict[str, tuple[int, int]] = {}
-    depth = 0
-    key: str | None = None
-    key_is_next = False
-    text: bytes = b""
-    value_start = 0
-    for token in _TOKEN.finditer(body, body.index(b"{", start)):
-        first = token.group()
-        if first in _OPENING:
-            depth += 1
-            key_is_next = depth == 1
-        elif first in _CLOSING:
-            if depth == 1 and key is not None:
-                spans[key] = _trim(body, value_start, token.start())
-                key = None
-            if first == b",":
-                key_is_next = depth == 1
-                continue
-            depth -= 1
-            if depth == 0:
-                break
-        elif first == b":":
-            if depth == 1 and key is None:
-                key, value_start = msgspec.json.decode(text, type=str), token.end()
-        elif key_is_next and depth == 1:
-            text, key_is_next = first, False
+    at = _end(_SPACE, body, body.index(b"{", start) + 1)
+    while body[at] != ord("}"):
+        key_end = _end(_STRING, body, at)
+        value = _end(_SPACE, body, _end(_SPACE, body, key_end) + 1)
+        value_end = _value_end(body, value)
+        spans[_read_key(body[at:key_end])] = (value, value_end)
+        at = _end(_SPACE, body, value_end)
+        if body[at] == ord(","):
+            at = _end(_SPACE, body, at + 1)
     return spans
 
 
-def _trim(body: bytes, start: int, end: int) -> tuple[int, int]:
-    while start < end and body[start] in _SPACE:
-        start += 1
-    while end > start and body[end - 1] in _SPACE:
-        end -= 1
-    return start, end
+def _read_key(text: bytes) -> str:
+    # keys that nobody asks for were not decoded before, so they may be no UTF-8
+    return str(json.loads(text.decode("utf-8", "replace"), strict=False))
+
+
+def _value_end(body: bytes, at: int) -> int:
+    first = body[at]
+    if first == ord('"'):
+        return _end(_STRING, body, at)
+    if first not in b"{[":
+        return _end(_SCALAR, body, at)
+    depth, at = 1, at + 1
+    while depth:
+        at = _end(_TO_BRACKET, body, at)
+        depth += 1 if body[at - 1] in b"{[" else -1
+    return at
+
+
+def _end(pattern: re.Pattern[bytes], body: bytes, at: int) -> int:
+    found = pattern.match(body, at)
+    if found is None:
+        raise ValueError(f"no JSON at byte {at}")
+    return found.end()

@@ -60,17 +60,16 @@ class Framing(Enum):
     CLOSE = auto()
 
 
+# An enum's member is looked up by its class each time; this one is needed for each token.
+CHUNKED = Framing.CHUNKED
+
+
 @functools.lru_cache(maxsize=256)
 def first_lines(status: int, headers: Headers) -> bytes:
     """The status line and the headers that an exchange chose: nearly always the same few."""
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, "Unknown").encode())]
     lines.extend(b"%b: %b\r\n" % header for header in headers)
     return b"".join(lines)
-
-
-def run_waits(run: Run | None) -> bool:
-    """All that has come of the body is taken, and more of it is wanted."""
-    return run is not None and run.wants_body
 
 
 _date = (0, b"")
@@ -149,7 +148,7 @@ class Client:
         else:
             # a pipelined request: it can wait in the kernel
             self.transport.pause()
-        if len(self._queue) > self.door.limits.max_pipelined:
+        if len(events) > self.door.limits.max_pipelined:
             self._check_pipeline()
 
     def _check_pipeline(self) -> None:
@@ -209,13 +208,14 @@ class Client:
                 if not run.take(event):
                     queue.appendleft(event)
                     return self._wait_for_room(run)
-        if run_waits(self._run):
+        run = self._run
+        if run is not None and run.wants_body:
+            # all that has come of it is taken
             self.deadline.set(self.door.reactor.now + self.door.timeouts.body)
             self.transport.resume()
         return None
 
     def _begin(self, head: RequestHead) -> None:
-        self.deadline.clear()
         self.replied = False
         run = self._run = Run(self.door, self, head)
         run.resume(None)
@@ -229,6 +229,17 @@ class Client:
         self.refuse(Refusal(status=problem.status, code=problem.code, message=problem.message), request)
         self.door.gateway.settle(request)
         self.exchange_over()
+
+    def take_body(self) -> bytes | None:
+        """The whole body, where it came with the head: then nothing has to be waited for."""
+        queue = self._queue
+        if len(queue) > 1 and queue[1] is END:
+            body = queue[0]
+            if isinstance(body, bytes) and self.door.budget.take(len(body)):
+                queue.popleft()
+                queue.popleft()
+                return body
+        return None
 
     def read_body(self, *, expected: bool) -> None:
         """The exchange wants the body; ``expected``: the client waits for leave to send it."""
@@ -295,10 +306,35 @@ class Client:
             self.door.origins.headers(head),
         )
 
+    def reply(self, request: Request, status: int, headers: Headers, body: bytes) -> None:
+        """A whole reply."""
+        head = request.head
+        run = self._run
+        plain = body and head.minor == 1 and head.method != "HEAD" and status not in NO_BODY_STATUSES
+        if not plain or self.door.draining or run is None or not run.body_ended:
+            self.start(request, status, headers, len(body))
+            self.finish(body)
+            return
+        request.status = status
+        self._keep = head.keep_alive and self._reader.problem is None
+        self.replied = True
+        self.transport.send(
+            b"%bcontent-length: %d\r\n%bx-request-id: %b\r\n%b%b\r\n%b"
+            % (
+                first_lines(status, headers),
+                len(body),
+                b"" if self._keep else b"connection: close\r\n",
+                request.id.encode(),
+                date_line(),
+                self.door.origins.headers(head),
+                body,
+            )
+        )
+
     def write(self, data: bytes) -> bool:
         """Send a piece of the body. False: the client does not keep up; send no more until ``drained``."""
         framing = self._framing
-        if framing is Framing.CHUNKED:
+        if framing is CHUNKED:
             data = b"%x\r\n%b\r\n" % (len(data), data)
         elif framing is Framing.NONE:
             return True
@@ -306,8 +342,10 @@ class Client:
             data, self._held = self._held + data, b""
         return self.transport.send(data)
 
-    def finish(self, data: bytes = b"") -> None:
-        """Send the last piece, which may be empty; the reply is complete."""
+    def finish(self, data: bytes = b"", *, close: bool = False) -> None:
+        """Send the last piece, which may be empty; the reply is complete. ``close``: the connection ends with it."""
+        if close:
+            self._keep = False
         framing = self._framing
         if framing is Framing.CHUNKED:
             data = b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data) if data else b"0\r\n\r\n"
@@ -330,15 +368,18 @@ class Client:
         """The reply can't be completed: end the connection so that the client can tell."""
         self._keep = False
         self.replying = False
-        self.transport.abort()
+        if self._framing is Framing.CLOSE:
+            # an ordinary end of the connection would be the end of this reply
+            self.transport.reset()
+        else:
+            self.transport.abort()
 
     def refuse(self, refusal: Refusal, request: Request, headers: Headers = ()) -> None:
         """Answer with an error body."""
         if refusal.retry_after is not None:
             headers += ((b"retry-after", b"%d" % refusal.retry_after),)
         body = error_body(refusal)
-        self.start(request, refusal.status, ((b"content-type", b"application/json"), *headers), len(body))
-        self.finish(body)
+        self.reply(request, refusal.status, ((b"content-type", b"application/json"), *headers), body)
 
     # -- between requests, and the end
 
@@ -350,7 +391,9 @@ class Client:
         if not self._keep or self.door.draining:
             self.transport.close(linger=True)
             return self.transport_over()
-        self.deadline.set(self.door.reactor.now + self.door.timeouts.keep_alive)
+        timeouts = self.door.timeouts
+        # the next request may have begun behind this one
+        self.deadline.set(self.door.reactor.now + (timeouts.head if self._reader.in_head else timeouts.keep_alive))
         self.transport.resume()
         if self._queue:
             self.door.reactor.call_soon(self, self.pump)
@@ -370,7 +413,7 @@ class Client:
 
     def close_idle(self) -> None:
         """The program stops: an idle connection ends now, a busy one after its reply."""
-        if self._run is None:
+        if self._run is None and not self._queue:
             self.transport.close()
             self.transport_over()
 
@@ -394,6 +437,6 @@ class Client:
             seconds = self.door.timeouts.head
             message = f"The request's head was not complete within {seconds:g} s."
             self._refuse_problem(Problem(408, "request_timeout", message))
-        else:
+        elif not self._queue:  # else a request has come at the last moment
             self.transport.close()
             self.transport_over()

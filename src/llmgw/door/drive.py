@@ -32,7 +32,6 @@ from llmgw.door.steps import (
     Relayed,
     Reply,
     Silent,
-    Step,
 )
 from llmgw.door.upstream import Upstream
 
@@ -51,6 +50,9 @@ EVENT_STREAM = (
 # How much of an answer waits here while the exchange has not yet said what to do with it.
 EARLY_BYTES = 256 * 1024
 BUDGET_WAIT_SECONDS = 5.0
+# A body that comes two bytes at a time must not cost forty for each, which no budget counts.
+SMALL_PIECE_BYTES = 1024
+JOINED_BYTES = 64 * 1024
 
 
 class _Later:
@@ -63,78 +65,103 @@ LATER = _Later()
 class Run:
     """One exchange in progress."""
 
-    # Defaults on the class: most of them stay as they are, and each store would be paid by every request.
-    over = False
-    wants_body = False
-    _body_size = 0
-    _scope: trio.CancelScope | None = None
-    _upstream: Upstream | None = None
-    # what is known of the answer, from one Forward to the next
-    _head: ResponseHead | None = None
-    _failure: Failure | None = None
-    _early_size = 0
-    _early_ended = False
-    _events: EventRelay | None = None
-    _whole: WholeRelay | None = None
-    _collect: Collect | None = None
-    # the exchange waits for the answer's head
-    _awaiting = False
-    _blocked = False
-    _blocked_bytes = 0
-    _silent_at = _head_at = _forwarded_at = math.inf
-    _heard_at = _sent_at = 0.0
+    __slots__ = (
+        "_awaiting",
+        "_awaits_first",
+        "_blocked",
+        "_blocked_bytes",
+        "_body",
+        "_body_size",
+        "_collect",
+        "_early",
+        "_early_ended",
+        "_early_size",
+        "_events",
+        "_failure",
+        "_forwarded_at",
+        "_head",
+        "_head_at",
+        "_heard_at",
+        "_scope",
+        "_sent_at",
+        "_silent_at",
+        "_steps",
+        "_upstream",
+        "_whole",
+        "body_ended",
+        "client",
+        "door",
+        "over",
+        "request",
+        "wants_body",
+    )
 
     def __init__(self, door: Door, client: Client, head: RequestHead) -> None:
         self.door = door
         self.client = client
         self.request = Request(door.next_id(), head, client.peer, door.reactor.now)
         self._steps = exchange(self.request, door.gateway, door.origins, door.timeouts)
-        self.body_ended = not head.has_body
+        self.over = self.wants_body = False
+        self.body_ended = not (head.chunked or head.content_length)
         self._body: list[bytes] = []
-        self._early: list[bytes] = []
+        self._body_size = 0
+        self._scope: trio.CancelScope | None = None
+        self._upstream: Upstream | None = None
+        self._heard_at = self._sent_at = 0.0
+        self._silent_at = self._head_at = self._forwarded_at = math.inf
+        self._reset_answer()
 
     def _reset_answer(self) -> None:
-        """Another replica is asked: nothing of the first one's answer is left."""
-        self._head = self._failure = self._events = self._whole = self._collect = None
-        self._early, self._early_size, self._early_ended = [], 0, False
-        self._awaiting = self._blocked = False
+        """Nothing is known of an answer: none was asked for, or another replica is asked."""
+        self._head: ResponseHead | None = None
+        self._failure: Failure | None = None
+        # what came of the body before the exchange said what to do with it
+        self._early: list[bytes] = []
+        self._early_size = 0
+        self._early_ended = False
+        # what is done with it: one of these
+        self._events: EventRelay | None = None
+        self._whole: WholeRelay | None = None
+        self._collect: Collect | None = None
+        self._awaits_first = True
+        # the exchange waits for the answer's head
+        self._awaiting = False
+        # the client does not read fast enough
+        self._blocked = False
+        self._blocked_bytes = 0
 
     # -- the generator
 
     def resume(self, value: Any) -> None:
         """Go on with the result of the last step, as far as results are at hand."""
-        while not self.over:
-            try:
-                step: Step = self._steps.send(value)
-            except StopIteration:
-                return self._finish()
-            value = self._do(step)
-            if value is LATER:
-                return None
-        return None
-
-    def _do(self, step: Step) -> Any:
-        return _CARRY_OUT[type(step)](self, step)
+        if self.over:
+            return
+        send, carry_out = self._steps.send, _CARRY_OUT
+        try:
+            while True:
+                step = send(value)
+                value = carry_out[type(step)](self, step)
+                if value is LATER or self.over:
+                    return
+        except StopIteration:
+            self._end()
+        self.client.exchange_over()
 
     def _later(self, value: Any) -> None:
         self.door.reactor.call_soon(self, self.resume, value)
 
-    def _finish(self) -> None:
-        self._end()
-        self.client.exchange_over()
-
     def _end(self) -> None:
         self.over = True
-        self.client.deadline.clear()
         if self._upstream is not None:
             self._upstream.abort()
             self._upstream = None
         if self._scope is not None:
             self._scope.cancel()
             self._scope = None
-        self.door.budget.give(self._body_size)
-        self._body_size = 0
-        self._body = []
+        if self._body_size:
+            self.door.budget.give(self._body_size)
+            self._body_size = 0
+            self._body = []
         self.request.ended = self.door.reactor.now
 
     def close(self, outcome: Outcome | None = None) -> None:
@@ -143,13 +170,19 @@ class Run:
             return
         self.request.outcome = outcome or self.request.outcome
         self._end()
-        self._steps.close()
+        try:
+            self._steps.close()
+        except Exception:
+            # whoever closes has a connection to end, which must not stay because the last word on it failed
+            log.exception("request %s: its last word failed", self.request.id)
 
     def on_crash(self, error: Exception) -> None:
         """Something on this request's road raised: a 500 while that is possible, else the connection is cut."""
         client = self.client
         self.close(Outcome.CRASHED)
-        if client.replying:
+        if client.replied:
+            client.exchange_over()
+        elif client.replying:
             client.transport.abort()
             client.transport_over()
         else:
@@ -160,14 +193,19 @@ class Run:
     # -- the request's body
 
     def _read_body(self, step: ReadBody) -> Any:
+        if self.body_ended:
+            return b""
+        body = self.client.take_body()
+        if body is not None:
+            self.body_ended = True
+            self._body_size = len(body)
+            return body if len(body) <= self.door.limits.max_body else self._too_large()
         head = self.request.head
         expect = head.headers.get(b"expect")
         if expect is not None and expect.strip().lower() != b"100-continue":
             return Refusal(status=417, code="expectation_failed", message="Only 'Expect: 100-continue' is understood.")
         if head.content_length is not None and head.content_length > self.door.limits.max_body:
             return self._too_large()
-        if self.body_ended:
-            return b""
         self.wants_body = True
         self.client.read_body(expected=expect is not None and head.minor == 1)
         return LATER
@@ -189,11 +227,18 @@ class Run:
             elif not self.door.budget.take(len(event)):
                 return False
             else:
-                self._body.append(event)
+                self._add(event)
                 self._body_size += len(event)
         elif isinstance(event, Problem):
             self._body_read(Refusal(status=event.status, code=event.code, message=event.message))
         return True
+
+    def _add(self, piece: bytes) -> None:
+        body = self._body
+        if body and len(piece) < SMALL_PIECE_BYTES and len(body[-1]) < JOINED_BYTES:
+            body[-1] += piece
+        else:
+            body.append(piece)
 
     def _body_read(self, result: bytes | Refusal) -> None:
         self.wants_body = False
@@ -252,7 +297,9 @@ class Run:
         except OSError as error:
             return Failure(f"no connection to {step.address}: {error.strerror or error}", sent=False)
         self._awaiting = True
-        self._arm()
+        at = min(self._head_at, self._silent_at)
+        if at != math.inf:
+            self.client.deadline.set(at)
         return LATER
 
     def _await(self, step: Await) -> Any:
@@ -280,6 +327,10 @@ class Run:
         self._head = head
         self._heard_at = self.door.reactor.now
         self._head_at = self._silent_at = math.inf
+        if head.body is not None:
+            self._upstream = None
+            self._early = [head.body]
+            self._early_ended = True
         self._tell(head)
 
     def rebound(self, upstream: Upstream) -> None:
@@ -299,17 +350,31 @@ class Run:
     # -- its body
 
     def moved(self, data: bytes, ended: bool) -> None:
-        self._heard_at = self.door.reactor.now
-        if ended:
-            self._upstream = None
+        now = self._heard_at = self.door.reactor.now
+        relay = self._events or self._whole
+        if relay is None:
+            return self._keep_early(data, ended=ended)
+        if not ended:
+            # each token of each stream comes through these lines
+            out = relay.feed(data)
+            if out:
+                if self._awaits_first:
+                    self._awaits_first = False
+                    self.request.first_byte_at = now
+                self._sent_at = now
+                if not self.client.write(out):
+                    self._block()
+            return None
+        self._upstream = None
         if self._events is not None:
-            self._move_events(self._events, data, ended=ended)
-        elif self._whole is not None:
-            self._move_whole(self._whole, data, ended=ended)
-        else:
-            self._keep_early(data, ended=ended)
+            return self._end_events(self._events, data)
+        if self._whole is not None:
+            self._later(self._end_whole(self._whole, data))
+        return None
 
     def _keep_early(self, data: bytes, *, ended: bool) -> None:
+        if ended:
+            self._upstream = None
         if data:
             self._early.append(data)
             self._early_size += len(data)
@@ -324,10 +389,10 @@ class Run:
         return data
 
     def _collect_body(self, step: Collect) -> Any:
-        self._collect = step
         if self._early_ended or self._failure is not None or self._early_size >= step.limit:
             self._drop_upstream()
             return self._take_early()[: step.limit]
+        self._collect = step
         self._arm()
         return LATER
 
@@ -364,7 +429,8 @@ class Run:
             self.client.start(self.request, head.status, step.headers, length)
         if data or ended:
             self.moved(data, ended)
-        else:
+        if not ended:
+            # also when what came is no whole event yet
             self.client.flush()
         if self._upstream is not None and not self._blocked:
             self._upstream.resume()
@@ -373,12 +439,8 @@ class Run:
         self._arm()
         return LATER
 
-    def _move_events(self, relay: EventRelay, data: bytes, *, ended: bool) -> None:
+    def _end_events(self, relay: EventRelay, data: bytes) -> None:
         out = relay.feed(data) if data else b""
-        if not ended:
-            if out:
-                self._send(out)
-            return
         rest, complete = relay.end()
         out += rest
         problem = None
@@ -386,21 +448,17 @@ class Run:
             problem = "the engine ended the stream before it was complete"
             out += error_event(_broken_stream(problem))
         self._events = None
-        self._sent(out)
-        self.client.finish(out)
+        self._note_first(out)
+        self.client.finish(out, close=not complete)
         self._later(Relayed(problem, relay.usage_piece))
 
-    def _move_whole(self, relay: WholeRelay, data: bytes, *, ended: bool) -> None:
+    def _end_whole(self, relay: WholeRelay, data: bytes) -> Relayed:
         out = relay.feed(data) if data else b""
-        if not ended:
-            if out:
-                self._send(out)
-            return
-        self._later(self._over_whole(out + relay.end(), relay))
+        return self._over_whole(out + relay.end(), relay)
 
     def _over_whole(self, out: bytes, relay: WholeRelay) -> Relayed:
         self._whole = None
-        self._sent(out)
+        self._note_first(out)
         self.client.finish(out)
         return Relayed(None, relay.tail)
 
@@ -416,7 +474,7 @@ class Run:
             return self._later(Relayed(reason, timed_out=timed_out))
         usage_piece = relay.usage_piece
         if relay.at_boundary:
-            self.client.finish(error_event(_broken_stream(reason)))
+            self.client.finish(error_event(_broken_stream(reason)), close=True)
         else:
             self.client.cut()
         return self._later(Relayed(reason, usage_piece, timed_out))
@@ -424,24 +482,30 @@ class Run:
     # -- to the client
 
     def _send(self, data: bytes) -> None:
-        self._sent(data)
-        if not self.client.write(data) and not self._blocked:
+        self._sent_at = self.door.reactor.now
+        if not self.client.write(data):
+            self._block()
+
+    def _block(self) -> None:
+        """The client does not keep up: the engine is to wait."""
+        if not self._blocked:
             self._blocked = True
             self._blocked_bytes = self.client.transport.pending
             if self._upstream is not None:
                 self._upstream.pause()
             self._arm()
 
-    def _sent(self, data: bytes) -> None:
-        now = self._sent_at = self.door.reactor.now
+    def _note_first(self, data: bytes) -> None:
         if data and self.request.first_byte_at is None:
-            self.request.first_byte_at = now
+            self.request.first_byte_at = self.door.reactor.now
 
     def drained(self) -> None:
         """The client has taken all that was sent."""
         if self._blocked:
             self._blocked = False
             self._heard_at = self._sent_at = self.door.reactor.now
+            # the next comment is due before the time that a client who does not read has
+            self._arm()
             if self._upstream is not None:
                 self._upstream.resume()
 
@@ -449,14 +513,14 @@ class Run:
         headers = step.headers
         if step.body:
             headers += ((b"content-type", step.content_type),)
-        self.client.start(self.request, step.status, headers, len(step.body))
-        self.client.finish(step.body)
+            self.request.first_byte_at = self.door.reactor.now
+        self.client.reply(self.request, step.status, headers, step.body)
 
     def _refuse(self, step: Refuse) -> Any:
         refusal = step.refusal
         self.request.problem = self.request.problem or refusal.message
         if self.request.opened:
-            self.client.finish(error_event(refusal))
+            self.client.finish(error_event(refusal), close=True)
         else:
             self.client.refuse(refusal, self.request, step.headers)
 

@@ -7,7 +7,7 @@ hears: the client can leave at each of them, and then ``finally`` has the last w
 from __future__ import annotations
 
 import functools
-from collections.abc import Container, Generator, Mapping
+from collections.abc import Collection, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 from urllib.parse import unquote
@@ -100,7 +100,7 @@ class Gateway(Protocol):
     def created(self) -> int:
         """The time that listings give, in seconds since the epoch."""
 
-    def choose(self, model: Model, without: Container[str]) -> Route | None:
+    def choose(self, model: Model, without: Collection[str]) -> Route | None:
         """A ready replica that is none of ``without``; it counts as busier until ``release``."""
 
     def release(self, route: Route) -> None:
@@ -125,6 +125,8 @@ def exchange(request: Request, gateway: Gateway, origins: Origins, timeouts: Tim
         refusal = origins.refuse(request.head)
         if refusal is not None:
             yield Refuse(refusal)
+        elif request.path in INFERENCE and request.head.method == "POST":
+            yield from _infer(request, gateway, timeouts)
         elif request.head.method == "OPTIONS":
             yield Reply(204, headers=origins.preflight(request.head))
         else:
@@ -145,8 +147,6 @@ def exchange(request: Request, gateway: Gateway, origins: Origins, timeouts: Tim
 def _dispatch(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
     path, method = request.path, request.head.method
     if path in INFERENCE:
-        if method == "POST":
-            return _infer(request, gateway, timeouts)
         return _not_allowed(b"POST, OPTIONS")
     if path in (HEALTH, MODELS) or path.startswith(MODELS + "/"):
         if method in ("GET", "HEAD"):
@@ -219,7 +219,25 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         yield Refuse(_unknown_model(asked.model))
         return
     request.model = model.name
-    yield from _serve(request, gateway, timeouts, _Call(model, asked, body))
+    call = _Call(request, timeouts, asked, body)
+    tried: tuple[str, ...] = ()
+    while True:
+        route = gateway.choose(model, tried)
+        if route is None and refusal is None and (yield Park(gateway.wait_ready, (model,))):
+            continue
+        if route is None:
+            if refusal is not None:
+                request.outcome = Outcome.ENGINE_FAILED
+            yield Refuse(refusal or gateway.absent(model))
+            return
+        try:
+            refusal = yield from _ask(call, route)
+        finally:
+            gateway.release(route)
+        if refusal is None:
+            return
+        # another one, as long as no byte of an engine went out
+        tried = (*tried, route.replica)
 
 
 async def _in_thread(call: Any) -> Any:
@@ -227,57 +245,41 @@ async def _in_thread(call: Any) -> Any:
 
 
 def _unreadable(head: RequestHead) -> Refusal | None:
-    coding = head.headers.get(b"content-encoding", b"identity").lower()
-    if coding != b"identity":
+    headers = head.headers
+    if b"content-encoding" in headers and headers[b"content-encoding"].lower() != b"identity":
         return Refusal(status=415, code="unsupported_encoding", message="Send the body without Content-Encoding.")
-    if head.headers.get(b"content-type", b"").lower().startswith(b"multipart/"):
+    if headers.get(b"content-type", b"")[:10].lower() == b"multipart/":
         return Refusal(status=415, code="unsupported_media_type", message="Send the body as application/json.")
     return None
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What is wanted of an engine: the model, what its body says, and the body."""
+    """What is wanted of an engine: for whom, within what times, what the body says, and the body."""
 
-    model: Model
+    request: Request
+    timeouts: Timeouts
     asked: Asked
     body: bytes
 
 
-def _serve(request: Request, gateway: Gateway, timeouts: Timeouts, call: _Call) -> Steps:
-    """Find a replica that answers; another one as long as no byte of an engine went out."""
-    tried: frozenset[str] = frozenset()
-    refusal: Refusal | None = None
-    while True:
-        route = gateway.choose(call.model, tried)
-        if route is None:
-            if refusal is None and (yield Park(gateway.wait_ready, (call.model,))):
-                continue
-            yield Refuse(refusal or gateway.absent(call.model))
-            return
-        try:
-            refusal = yield from _ask(request, route, timeouts, call)
-        finally:
-            gateway.release(route)
-        if refusal is None:
-            return
-        tried |= {route.replica}
-
-
-def _ask(request: Request, route: Route, timeouts: Timeouts, call: _Call) -> Generator[Step, Any, Refusal | None]:
+def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
     """Ask one replica. None when the client has its answer; a Refusal when another replica may still be asked."""
+    request, timeouts, asked, body = call.request, call.timeouts, call.asked, call.body
     request.replica = route.replica
-    asked = call.asked
-    if len(call.body) <= INLINE_EDIT_BYTES:
-        body, filters = _prepare(route, call)
+    filters: tuple[Filter, ...] = ()
+    if asked.stream or asked.model != route.served_name:
+        if len(body) <= INLINE_EDIT_BYTES:
+            body, filters = _prepare(route, call)
+        else:
+            body, filters = yield Park(_in_thread, (functools.partial(_prepare, route, call),))
+    request_bytes = _request_bytes(request, route.address, body)
+    answer: ResponseHead | Failure | object
+    if asked.stream:
+        answer = yield Forward(
+            route.address, request_bytes, False, timeouts.response_header, timeouts.stream_open_after
+        )
     else:
-        body, filters = yield Park(_in_thread, (functools.partial(_prepare, route, call),))
-    forward = Forward(
-        route.address,
-        _request_bytes(request, route.address, body),
-        head_seconds=timeouts.response_header if asked.stream else timeouts.generation or None,
-        silent_seconds=timeouts.stream_open_after if asked.stream else None,
-    )
-    answer: ResponseHead | Failure | object = yield forward
+        answer = yield Forward(route.address, request_bytes, False, timeouts.generation or None)
     if answer is SILENT:
         answer = yield Await()
     if isinstance(answer, Failure):
@@ -286,15 +288,24 @@ def _ask(request: Request, route: Route, timeouts: Timeouts, call: _Call) -> Gen
     if not 200 <= answer.status < 300:
         return (yield from _report_engine_error(request, answer))
     content_type = answer.get(b"content-type") or b"application/json"
-    events = content_type.startswith(b"text/event-stream")
+    events = content_type[:17].lower() == b"text/event-stream"
     if request.opened and not events:
         request.outcome = Outcome.ENGINE_FAILED
         yield Refuse(
             Refusal(status=502, code="engine_failed", message="The engine answered a stream with something else.")
         )
         return None
+    if not events:
+        filters = ()  # what they undo is done to streams only
     if asked.model != route.served_name:
         filters += (EchoAlias(route.served_name, asked.model, whole=not events),)
+    if answer.body is not None and not events:
+        out = answer.body
+        for each in filters:
+            out = each.feed(out) + each.end()
+        request.usage = usage_in_reply(answer.body)
+        yield Reply(answer.status, out, content_type)
+        return None
     headers = ((b"content-type", content_type), *(STREAM_HEADERS if events else ()))
     relayed: Relayed = yield Relay(answer, headers, events, filters)
     usage = usage_in_events(relayed.last) if events else usage_in_reply(relayed.last)
@@ -318,11 +329,14 @@ def _prepare(route: Route, call: _Call) -> tuple[bytes, tuple[Filter, ...]]:
 
 
 def _request_bytes(request: Request, address: Address, body: bytes) -> bytes:
+    lines = _request_lines(request.path, address)
+    return b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (lines, request.id.encode(), len(body), body)
+
+
+@functools.lru_cache(maxsize=1024)
+def _request_lines(path: str, address: Address) -> bytes:
     host = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
-    return (
-        f"POST {request.path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n"
-        f"x-request-id: {request.id}\r\ncontent-length: {len(body)}\r\n\r\n"
-    ).encode() + body
+    return (f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nx-request-id: ").encode()
 
 
 def _report_failure(request: Request, route: Route, failure: Failure) -> Generator[Step, Any, Refusal | None]:

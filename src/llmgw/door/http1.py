@@ -13,6 +13,8 @@ import httptools
 import msgspec
 
 MAX_FIELDS = 256
+# An engine's head is trusted more than a client's, but not with all our memory.
+MAX_RESPONSE_HEAD = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,11 @@ class RequestReader:
         "_in_body",
         "_max_head",
         "_parser",
+        "_parts",
+        "_repeated",
         "_replaying",
         "_target",
+        "_unheard",
         "in_head",
         "problem",
     )
@@ -94,10 +99,15 @@ class RequestReader:
         self._max_head = max_head
         self._parser: httptools.HttpRequestParser | None = httptools.HttpRequestParser(self)
         self._events: list[RequestEvent] = []
+        self._parts: list[bytes] = []
         self.problem: Problem | None = None
         self._head: RequestHead | None = None
         self._fields: dict[bytes, bytes] = {}
         self._target = b""
+        # bytes fed since the last event
+        self._unheard = 0
+        # lines of fields that had come before
+        self._repeated = 0
         # bytes fed while the present head is incomplete, and whether we are past it
         self._fed = 0
         self._in_body = False
@@ -107,14 +117,48 @@ class RequestReader:
 
     def feed(self, data: bytes) -> list[RequestEvent]:
         """The events in these bytes, in order."""
-        parser = self._parser
-        if parser is None or self.problem is not None:
+        if self._parser is None or self.problem is not None:
             return []
         self._fed += len(data)
+        rest = self._parse(self._parser, data)
+        # a loop, for as many of them as fit into one read may follow each other
+        while rest is not None and self.problem is None:
+            rest = self._parse(self._parser, rest)
+        if self._parts:
+            self._join_parts()
+        events = self._events
+        self._events = []
+        if events and events[-1] is END:
+            # (the parser does not tell of a next request that has come no further than its method)
+            self.in_head = bool(self._target)
+            self._unheard = 0
+            return events
+        self._look_at_rest(events, data)
+        return events
+
+    def _look_at_rest(self, events: list[RequestEvent], data: bytes) -> None:
+        """A message has begun and is not complete: what is it, and is it within its limits?"""
+        self._unheard = 0 if events else self._unheard + len(data)
+        if not self._in_body:
+            # blank lines before a request are no beginning of one
+            self.in_head = self.in_head or bool(data.strip(b"\r\n"))
+        if (self._unheard if self._in_body else self._fed) > self._max_head and self._is_growing(events):
+            self._refuse(_head_too_large(self._max_head))
+            events += self._events
+            self._events = []
+
+    def _is_growing(self, events: list[RequestEvent]) -> bool:
+        """Nothing is complete, and the parser keeps what it is given: a head, or a trailer, that never ends."""
+        if self.problem is not None:
+            return False
+        return not events if self._in_body else not events or events[-1] is not END
+
+    def _parse(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes | None:
+        """Parse; what comes back is for the next parser: it followed a request that asked for an upgrade."""
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._decline_upgrade(data[upgrade.args[0] :])
+            return self._decline_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             reason = error.__context__
             if not isinstance(reason, _Refused):
@@ -122,13 +166,7 @@ class RequestReader:
             self._refuse(reason.problem)
         except httptools.HttpParserError as error:
             self._refuse(Problem(400, "invalid_http", f"This is not a well-formed HTTP/1.1 request: {error}."))
-        events, self._events = self._events, []
-        if not self._in_body and (not events or events[-1] is not END):
-            self.in_head = True
-            if self._fed > self._max_head and self.problem is None:
-                self._refuse(_head_too_large(self._max_head))
-                events += self._events
-        return events
+        return None
 
     def close(self) -> None:
         """No more will be fed."""
@@ -137,9 +175,19 @@ class RequestReader:
     def _refuse(self, problem: Problem) -> None:
         if self.problem is None:
             self.problem = problem
+            self._join_parts()
             self._events.append(problem)
 
-    def _decline_upgrade(self, rest: bytes) -> None:
+    def _join_parts(self) -> None:
+        """One event for all of the body that came at once: a body of two-byte chunks must not cost forty for each."""
+        parts = self._parts
+        if len(parts) == 1:
+            self._events.append(parts.pop())
+        elif parts:
+            self._events.append(b"".join(parts))
+            parts.clear()
+
+    def _decline_upgrade(self, rest: bytes) -> bytes | None:
         """Answer an upgrade request (h2c, mostly) as plain HTTP/1.1, which the RFC allows.
 
         llhttp takes all that follows such a head for the other protocol, the request's own body too, so a new parser
@@ -147,7 +195,9 @@ class RequestReader:
         """
         head = self._head
         if head is None or head.method == "CONNECT":
-            return self._refuse(Problem(501, "not_supported", "CONNECT is not served here."))
+            self._events = [event for event in self._events if event is not head]
+            self._refuse(Problem(501, "not_supported", "CONNECT is not served here."))
+            return None
         self._parser = httptools.HttpRequestParser(self)
         self._replaying = True
         framing = b""
@@ -157,8 +207,7 @@ class RequestReader:
             framing = b"content-length: %d\r\n" % head.content_length
         if not head.keep_alive:
             framing += b"connection: close\r\n"
-        for event in self.feed(b"POST / HTTP/1.1\r\nhost: x\r\n%b\r\n%b" % (framing, rest)):
-            self._events.append(event)
+        return b"POST / HTTP/1.1\r\nhost: x\r\n%b\r\n%b" % (framing, rest)
 
     # -- httptools calls these
 
@@ -172,6 +221,9 @@ class RequestReader:
         if name in fields:
             if name == b"host":
                 raise _Refused(Problem(400, "invalid_host", "The request has more than one Host header."))
+            self._repeated += 1
+            if self._repeated > MAX_FIELDS:  # joining them takes time that grows with their square
+                raise _Refused(_too_many_fields())
             value = fields[name] + (b"; " if name == b"cookie" else b", ") + value
         fields[name] = value
 
@@ -184,26 +236,24 @@ class RequestReader:
         if self._fed > self._max_head:
             self._measure(fields)
         if len(fields) > MAX_FIELDS:
-            raise _Refused(Problem(431, "headers_too_large", f"The request has more than {MAX_FIELDS} header fields."))
+            raise _Refused(_too_many_fields())
         version = parser.get_http_version()
-        if version not in ("1.1", "1.0"):
-            raise _Refused(Problem(505, "version_not_supported", f"HTTP/{version} is not served here: use HTTP/1.1."))
-        minor = 1 if version == "1.1" else 0
-        if minor and b"host" not in fields:
+        minor = 1
+        if version != "1.1":
+            if version != "1.0":
+                message = f"HTTP/{version} is not served here: use HTTP/1.1."
+                raise _Refused(Problem(505, "version_not_supported", message))
+            minor = 0
+        elif b"host" not in fields:
             raise _Refused(Problem(400, "invalid_host", "An HTTP/1.1 request must have a Host header."))
-        coding = fields.get(b"transfer-encoding")
-        if coding is not None and (minor == 0 or coding.strip().lower() != b"chunked"):
+        chunked = b"transfer-encoding" in fields
+        if chunked and (minor == 0 or fields[b"transfer-encoding"].strip().lower() != b"chunked"):
             raise _Refused(Problem(501, "coding_not_supported", "Only 'Transfer-Encoding: chunked' is understood."))
-        length = fields.get(b"content-length")
-        self._head = RequestHead(
-            parser.get_method().decode("ascii"),
-            self._target,
-            minor,
-            fields,
-            parser.should_keep_alive(),
-            None if length is None or coding is not None else int(length),
-            coding is not None,
-        )
+        length = None
+        if b"content-length" in fields and not chunked:
+            length = int(fields[b"content-length"])
+        method = parser.get_method().decode()
+        self._head = RequestHead(method, self._target, minor, fields, parser.should_keep_alive(), length, chunked)
         self._in_body = True
         self.in_head = False
         # trailers go into a dict that nobody reads: nothing here wants one
@@ -217,7 +267,7 @@ class RequestReader:
             raise _Refused(_head_too_large(self._max_head))
 
     def on_body(self, body: bytes) -> None:
-        self._events.append(body)
+        self._parts.append(body)
 
     def on_message_complete(self) -> None:
         if self._replaying:
@@ -226,9 +276,15 @@ class RequestReader:
             return
         self._fields = {}
         self._target = b""
-        self._fed = 0
+        self._fed = self._repeated = 0
         self._in_body = False
+        if self._parts:
+            self._join_parts()
         self._events.append(END)
+
+
+def _too_many_fields() -> Problem:
+    return Problem(431, "headers_too_large", f"The request has more than {MAX_FIELDS} header fields.")
 
 
 def _head_too_large(limit: int) -> Problem:
@@ -246,6 +302,8 @@ class ResponseHead(msgspec.Struct):
     headers: list[tuple[bytes, bytes]] = []
     keep_alive: bool = False
     content_length: int | None = None
+    # the whole body, where it came with the head
+    body: bytes | None = None
 
     def get(self, name: bytes) -> bytes | None:
         """The last value of that field."""
@@ -268,6 +326,7 @@ class ResponseReader:
         "_length",
         "_parser",
         "_parts",
+        "_size",
         "ended",
         "head",
         "spoiled",
@@ -284,6 +343,7 @@ class ResponseReader:
         self._fields: list[tuple[bytes, bytes]] = []
         self._length: bytes | None = None
         self._chunked = False
+        self._size = 0
 
     def begin(self, *, bodyless: bool = False) -> None:
         """Expect one message; ``bodyless`` for the answer to a HEAD."""
@@ -291,12 +351,18 @@ class ResponseReader:
         self.ended = False
         self._bodyless = bodyless
         self._interim = self._framed = False
+        self._size = 0
 
     def feed(self, data: bytes) -> bytes:
         """The body's bytes in ``data``, de-chunked; raises BadResponse."""
         parser = self._parser
         if parser is None:
             return b""
+        if self.head is None:
+            # many interim answers, or one head that never ends
+            self._size += len(data)
+            if self._size > MAX_RESPONSE_HEAD + len(data):
+                raise BadResponse(f"the head of the engine's answer is larger than {MAX_RESPONSE_HEAD} bytes")
         try:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -333,11 +399,13 @@ class ResponseReader:
             self.spoiled = True
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self.head is not None:  # a trailer: nothing here wants one
+            return
         name = name.lower()
         if name == b"content-length":
             self._length = value
         elif name == b"transfer-encoding":
-            self._chunked = True
+            self._chunked = value.strip().lower().endswith(b"chunked")
         self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -349,10 +417,15 @@ class ResponseReader:
         self._interim = 100 <= status < 200
         if self._interim:
             return
+        if status < 100:
+            raise BadResponse(f"{status} is no HTTP status")
+        length = self._length
         head = self.head = ResponseHead(status, self._fields, parser.should_keep_alive())
-        if self._length is not None and not self._chunked:
-            head.content_length = int(self._length)
-        self._framed = self._chunked or self._length is not None
+        if self._chunked:
+            self._framed = True
+        elif length is not None:
+            self._framed = True
+            head.content_length = int(length)
         if self._bodyless:
             # llhttp waits for the body that a HEAD's answer only announces
             self.ended = self.spoiled = True

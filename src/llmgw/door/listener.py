@@ -22,7 +22,7 @@ from llmgw.door.request import Outcome
 from llmgw.door.upstream import Pool
 from llmgw.errors import UsageError
 from llmgw.reactor.loop import IN, Deadline, Reactor
-from llmgw.reactor.transports import Plain
+from llmgw.reactor.transports import Plain, Transport
 
 log = logging.getLogger("llmgw.door")
 
@@ -30,6 +30,7 @@ BACKLOG = 1024
 ACCEPTS_A_TURN = 64
 # After "too many open files" accepting rests: the listener stays readable, and the loop would spin on it.
 REST_SECONDS = 0.5
+LEAVING_LOOK_SECONDS = 0.05
 
 Spawn = Callable[..., Any]
 
@@ -59,6 +60,8 @@ class Door:
         self.draining = False
         self.clients: set[Client] = set()
         self._empty = trio.Event()
+        # while draining: connections whose last reply is not out yet
+        self._leaving: list[Transport] = []
         self._prefix = os.urandom(5).hex()
         self._number = 0
 
@@ -91,8 +94,10 @@ class Door:
         self.reactor.close_later(sock)
 
     def forget(self, client: Client) -> None:
-        """A connection is over."""
+        """A connection is over, but for what its transport still has to send."""
         self.clients.discard(client)
+        if self.draining and client.transport.pending:
+            self._leaving.append(client.transport)
         if self.draining and not self.clients:
             self._empty.set()
 
@@ -103,9 +108,12 @@ class Door:
             client.close_idle()
         if self.clients:
             await self._empty.wait()
+        while any(transport.pending for transport in self._leaving):  # noqa: ASYNC110 - a closed client is told nothing
+            await trio.sleep(LEAVING_LOOK_SECONDS)
 
     def hurry(self) -> None:
         """Wait for running requests no longer."""
+        self._leaving.clear()
         self._empty.set()
 
     def close(self) -> None:
@@ -140,12 +148,11 @@ class Listener:
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
                 return
             except OSError as error:
-                if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    log.error("can't accept clients: %s; trying again in %s s", error, REST_SECONDS)
-                    self._reactor.unregister(self._sock.fileno())
-                    self._rest.set(self._reactor.now + REST_SECONDS)
-                    return
-                raise
+                # mostly too many open files; whatever it is, it will be the same at the next turn
+                log.error("can't accept clients: %s; trying again in %s s", error, REST_SECONDS)
+                self._reactor.unregister(self._sock.fileno())
+                self._rest.set(self._reactor.now + REST_SECONDS)
+                return
             sock.setblocking(False)
             self._door.admit(sock, address[0])
 

@@ -11,7 +11,7 @@ import re
 from typing import Protocol
 
 from llmgw.core.sse import data_of, events, last_boundary
-from llmgw.dialects.openai import DONE, Usage, read_usage
+from llmgw.dialects.openai import Usage, read_reply_usage, read_usage
 
 HOLD_BYTES = 64 * 1024
 KEEP_BYTES = 64 * 1024
@@ -38,6 +38,7 @@ class StripUsage:
         if b'"usage"' not in data:
             return data
         kept: list[bytes] = []
+        end = 0
         for start, end in events(data):
             event = data[start:end]
             if b'"usage"' in event:
@@ -47,6 +48,8 @@ class StripUsage:
                 if lone:
                     continue
             kept.append(event)
+        # a piece of an event too large to be held has no end yet
+        kept.append(data[end:])
         return b"".join(kept)
 
     def end(self) -> bytes:
@@ -56,20 +59,23 @@ class StripUsage:
 class EchoAlias:
     """Gives the name that the client asked for back to it, instead of the one that the engine serves under."""
 
-    __slots__ = ("_carry", "_held", "_pattern", "_put")
+    __slots__ = ("_carry", "_held", "_pattern", "_put", "_whole")
 
     def __init__(self, served: str, asked: str, *, whole: bool) -> None:
-        """``whole``: a reply that is no stream, whose pieces may cut the name in two."""
+        """``whole``: a reply that is no stream, so that its pieces may cut the name in two."""
         forms = {json.dumps(served).encode(), json.dumps(served, ensure_ascii=False).encode()}
         names = b"|".join(re.escape(form) for form in sorted(forms))
         self._pattern = re.compile(rb'("model"\s{0,4}:\s{0,4})(?:' + names + rb")")
         self._put = rb"\g<1>" + json.dumps(asked).encode().replace(b"\\", b"\\\\")
-        self._carry = max(map(len, forms)) + len(b'"model"') + 9 if whole else 0
+        self._carry = max(map(len, forms)) + len(b'"model"') + 9
+        self._whole = whole
         self._held = b""
 
     def feed(self, data: bytes) -> bytes:
         data = self._pattern.sub(self._put, self._held + data)
-        if not self._carry:
+        # of a stream only an event too large to be held comes in pieces
+        if not self._whole and data.endswith((b"\n\n", b"\n\r\n")):
+            self._held = b""
             return data
         cut = max(0, len(data) - self._carry)
         self._held = data[cut:]
@@ -80,16 +86,22 @@ class EchoAlias:
         return held
 
 
+# The last word of a stream: [DONE] as an event of its own, or an error of the engine's own.
+_COMPLETE = re.compile(rb"""(?m)^data: ?\[DONE\]\r?$|"error"\s*:\s*["{]|^event: ?error\r?$""")
+
+
 class EventRelay:
     """A stream's body: hands on whole events, and remembers the last piece that told the usage.
 
     ``at_boundary`` False only inside an event too large to be held: then nothing of ours may follow.
     """
 
-    __slots__ = ("_filters", "_held", "_last", "at_boundary", "began", "usage_piece")
+    __slots__ = ("_filters", "_held", "_last", "_usage_filters", "at_boundary", "began", "usage_piece")
 
     def __init__(self, filters: tuple[Filter, ...]) -> None:
-        self._filters = filters
+        # nearly every piece tells no usage, and then there is nothing to strip
+        self._usage_filters = [each for each in filters if isinstance(each, StripUsage)]
+        self._filters = [each for each in filters if not isinstance(each, StripUsage)]
         self._held = bytearray()
         self._last = b""
         self.at_boundary = True
@@ -105,13 +117,17 @@ class EventRelay:
             out = self._assemble(data)
             if not out:
                 return b""
-        if not self.began:
-            self.began = b"data" in out
-        self._last = out
+        if b"data" in out:
+            self.began = True
+            # what follows [DONE], a comment or a blank line, is not the last word
+            self._last = out
         if b'"usage"' in out:
             self.usage_piece = out
-        for each in self._filters:
-            out = each.feed(out)
+            for strip in self._usage_filters:
+                out = strip.feed(out)
+        if self._filters:
+            for each in self._filters:
+                out = each.feed(out)
         return out
 
     def _assemble(self, data: bytes) -> bytes:
@@ -143,8 +159,7 @@ class EventRelay:
         if out:
             # a last event without its blank line would be dropped by every reader
             out = self.feed(out.rstrip(b"\r\n") + b"\n\n")
-        tail = self._last[-HOLD_BYTES:]
-        return out, DONE in tail[-64:] or b'"error"' in tail
+        return out, _COMPLETE.search(self._last) is not None
 
 
 class WholeRelay:
@@ -170,7 +185,10 @@ class WholeRelay:
         return data
 
     def end(self) -> bytes:
-        return b"".join(each.end() for each in self._filters)
+        out = b""
+        for each in self._filters:
+            out = (each.feed(out) if out else b"") + each.end()
+        return out
 
     @property
     def tail(self) -> bytes:
@@ -182,7 +200,7 @@ _USAGE = re.compile(rb'"usage"\s*:\s*(?=\{)')
 
 def usage_in_reply(tail: bytes) -> Usage | None:
     """The usage of a whole reply, from the reply or, of a large one, its end."""
-    usage, _ = read_usage(tail)
+    usage = read_reply_usage(tail)
     if usage is not None:
         return usage
     found = None

@@ -24,17 +24,23 @@ class Outcome(StrEnum):
 class Request:
     """The facts of one request; times are seconds of the reactor's clock. ``status`` is 0 while nothing was sent."""
 
-    # Defaults on the class: most of them stay as they are, and each store would be paid by every request.
-    first_byte_at: float | None = None
-    status = 0
-    # the client has a 200 and an open event stream: whatever comes now is an event
-    opened = False
-    stream = False
-    model: str | None = None
-    replica: str | None = None
-    usage: Usage | None = None
-    outcome: Outcome | None = None
-    problem: str | None = None
+    __slots__ = (
+        "began",
+        "ended",
+        "first_byte_at",
+        "head",
+        "id",
+        "model",
+        "opened",
+        "outcome",
+        "path",
+        "peer",
+        "problem",
+        "replica",
+        "status",
+        "stream",
+        "usage",
+    )
 
     def __init__(self, id: str, head: RequestHead, peer: str, began: float) -> None:
         self.id = id
@@ -43,3 +49,12 @@ class Request:
         self.peer = peer
         self.began = began
         self.ended = began
+        self.status = 0
+        # the client has a 200 and an open event stream: whatever comes now is an event
+        self.opened = self.stream = False
+        self.first_byte_at: float | None = None
+        self.model: str | None = None
+        self.replica: str | None = None
+        self.usage: Usage | None = None
+        self.outcome: Outcome | None = None
+        self.problem: str | None = None

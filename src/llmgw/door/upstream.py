@@ -6,6 +6,7 @@ takes the connection with it.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol
 
 from llmgw.door.http1 import BadResponse, ResponseHead, ResponseReader
@@ -15,6 +16,8 @@ from llmgw.reactor.transports import Address, Plain, Transport
 
 # Engines close an idle connection after 5 s (uvicorn, httplib); one that is reused just then loses its request.
 IDLE_SECONDS = 2.0
+# A kept connection that ends within this time of a request was closed before it came; later the engine had it.
+RACE_SECONDS = 1.0
 MAX_IDLE = 256
 
 
@@ -22,7 +25,7 @@ class Lender(Protocol):
     """Who borrows a connection, and hears of its answer."""
 
     def answered(self, head: ResponseHead) -> None:
-        """The answer's head came."""
+        """The answer's head came, and its whole body where that is set."""
 
     def moved(self, data: bytes, ended: bool) -> None:
         """A piece of the body came; ``ended`` with the last, which may be empty."""
@@ -77,18 +80,24 @@ class Pool:
     def open(self, address: Address) -> Upstream:
         """A new connection, not lent to anybody yet."""
         upstream = Upstream(self, address)
-        upstream.transport = self._dial(self.reactor, address, upstream)
+        try:
+            upstream.transport = self._dial(self.reactor, address, upstream)
+        except OSError:
+            upstream.connected()
+            raise
         return upstream
 
     def keep(self, upstream: Upstream) -> None:
         """Take a connection back."""
-        idle = self._idle.setdefault(upstream.address, [])
+        idle = self._idle.get(upstream.address)
+        if idle is None:
+            idle = self._idle[upstream.address] = []
         if len(idle) >= MAX_IDLE:
             upstream.abort()
             return
         upstream.idle_since = self.reactor.now
         idle.append(upstream)
-        if self._aging.at > self.reactor.now + IDLE_SECONDS:
+        if self._aging.at == math.inf:
             self._aging.set(self.reactor.now + IDLE_SECONDS)
 
     def forget(self, upstream: Upstream) -> None:
@@ -128,6 +137,7 @@ class Upstream:
         "_request",
         "_reused",
         "_run",
+        "_sent_at",
         "_touched",
         "address",
         "idle_since",
@@ -145,6 +155,7 @@ class Upstream:
         self.idle_since = 0.0
         self._run: Lender | None = None
         self._request = b""
+        self._sent_at = 0.0
         self._reused = self._touched = self._head_told = self._bodyless = False
         self._connecting: Deadline | None = Deadline(pool.reactor, self, self._connect_late)
         self._connecting.set(pool.reactor.now + pool.connect_seconds)
@@ -155,6 +166,7 @@ class Upstream:
         self._request = request
         self._bodyless = bodyless
         self._touched = self._head_told = False
+        self._sent_at = self.pool.reactor.now
         self.reader.begin(bodyless=bodyless)
         self.transport.send(request)
 
@@ -204,33 +216,39 @@ class Upstream:
         except BadResponse as error:
             return self._fail(str(error))
         if not self._head_told:
-            if reader.head is None:
+            head = reader.head
+            if head is None:
                 return
             self._head_told = True
-            run.answered(reader.head)
+            if reader.ended:
+                head.body = body
+                run.answered(head)
+                return self._give_back(head)
+            run.answered(head)
         if reader.ended:
-            self._give_back(run, body)
+            # while it is still lent: what this raises must end the run
+            run.moved(body, True)
+            self._give_back(reader.head)
         elif body:
             run.moved(body, False)
+        return None
 
-    def _give_back(self, run: Lender, body: bytes) -> None:
+    def _give_back(self, head: ResponseHead | None) -> None:
         self._run = None
         self._request = b""
-        head = self.reader.head
         if head is not None and head.keep_alive and not self.reader.spoiled and not self.transport.pending:
             self._reused = True
             self.transport.resume()
             self.pool.keep(self)
         else:
             self._close()
-        run.moved(body, True)
 
     def ended(self) -> None:
         run = self._run
         if run is not None and self.reader.finish():
+            run.moved(b"", True)
             self._run = None
             self._close()
-            run.moved(b"", True)
         else:
             self._fail("it closed the connection before its answer was complete")
 
@@ -246,9 +264,12 @@ class Upstream:
         self._close()
         if run is None:
             return self.pool.forget(self)
-        if self._reused and not self._touched:
+        if self._reused and not self._touched and self.pool.reactor.now < self._sent_at + RACE_SECONDS:
             # it was closed as we reused it, and not one byte came: the engine has not taken the request
-            again = self.pool.open(self.address)
+            try:
+                again = self.pool.open(self.address)
+            except OSError as error:
+                return run.failed(Failure(f"no connection to {self.address}: {error.strerror or error}", sent=False))
             run.rebound(again)
             again.begin(run, self._request, bodyless=self._bodyless)
             return None

@@ -110,15 +110,17 @@ class Reactor:
             if not self._batch:
                 self._close_sockets()
                 self._batch = self._epoll.poll(0, BATCH)
-                self._batch.reverse()
                 if not self._batch and not self._queue:
                     return False
+                self._batch.reverse()
             if not self._run_batch(end) or not self._run_queue(end):
                 self.lag_seconds = clock() - began
                 return True
-            if clock() >= end and (self._batch or self._queue):
-                return True
+            # also with nothing in hand: under a steady trickle the next poll always finds something
             self.now = clock()
+            if self.now >= end:
+                self.lag_seconds = self.now - began
+                return True
 
     def _run_batch(self, end: float) -> bool:
         batch, get = self._batch, self._table.get
@@ -192,10 +194,11 @@ class Reactor:
         for number in sorted(number for number in self._buckets if number <= reached):
             for deadline in self._buckets.pop(number):
                 deadline.bucket = 0
-                try:
-                    deadline.fire(now)
-                except Exception as error:
-                    self._crashed(deadline.owner, error)
+                if deadline.at <= now:
+                    # by the run-queue, whose time is bounded: thousands may be due at once
+                    self._queue.append((deadline.owner, deadline.fire, ()))
+                elif deadline.at != math.inf:
+                    self._schedule(deadline, deadline.at)
         self._first_bucket = min(self._buckets, default=math.inf)
 
     # -- in trio
@@ -240,7 +243,7 @@ class Deadline:
     """One time limit that moves often: moving it later, or clearing it, costs an assignment.
 
     It sits in the reactor's buckets at the earliest time asked for and looks again when that has come. It fires up to
-    ``TICK_SECONDS`` late, never early.
+    two ``TICK_SECONDS`` late (one for the bucket, one for a loop that sleeps), never early.
     """
 
     __slots__ = ("at", "bucket", "call", "owner", "reactor")
@@ -272,10 +275,8 @@ class Deadline:
         if self.bucket:
             self.reactor._unschedule(self)
 
-    def fire(self, now: float) -> None:
-        """Its bucket is due: call, or wait on when it was moved."""
-        if self.at <= now:
+    def fire(self) -> None:
+        """Its time has come: call, unless it was moved or cleared since."""
+        if self.at <= self.reactor.now:
             self.at = math.inf
             self.call()
-        elif self.at != math.inf:
-            self.reactor._schedule(self, self.at)

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import socket
 import ssl
+import struct
 from collections.abc import Callable
 from typing import Protocol
 
@@ -34,7 +35,11 @@ class Receiver(Owner, Protocol):
         """Bytes came; never empty."""
 
     def ended(self) -> None:
-        """The peer will send nothing more (while paused: it has closed its side)."""
+        """The peer will send nothing more.
+
+        While paused it only means that the peer has closed its side: what it sent before comes after ``resume``, and
+        then this once more.
+        """
 
     def lost(self, reason: str) -> None:
         """The connection broke; the transport is closed already."""
@@ -70,11 +75,15 @@ class Transport(Protocol):
     def abort(self) -> None:
         """Close now; what is pending is lost."""
 
+    def reset(self) -> None:
+        """Abort so that the peer can't take it for an end in good order."""
+
 
 class Plain:
     """A non-blocking stream socket (TCP or unix)."""
 
     __slots__ = (
+        "_broke",
         "_closing",
         "_eof",
         "_fd",
@@ -89,12 +98,12 @@ class Plain:
         "_recv",
         "_registered",
         "_send",
-        "_size",
         "_sock",
         "_watch_hangup",
         "closed",
         "owner",
         "peer",
+        "pending",
     )
 
     def __init__(self, reactor: Reactor, sock: socket.socket, owner: Receiver, *, watch_hangup: bool = False) -> None:
@@ -115,13 +124,15 @@ class Plain:
         self.peer = ""
         self.closed = False
         self._out: list[bytes | memoryview] = []
-        self._size = 0
+        self.pending = 0
         self._paused = self._closing = self._eof = self._registered = False
         self._inbox: list[bytes] = []
         self._last_wait: Deadline | None = None
         self._linger_left = 0
         self._on_connected: Callable[[], None] | None = None
         self._watch_hangup = 0
+        # why it broke, while what came before that is still to be handed over
+        self._broke: str | None = None
 
     @classmethod
     def connect(
@@ -149,10 +160,6 @@ class Plain:
             reactor.call_soon(owner, self._lose, f"connecting to {self.peer}: {errno.errorcode.get(code, code)}")
         return self
 
-    @property
-    def pending(self) -> int:
-        return self._size
-
     def _set_mask(self, mask: int) -> None:
         if mask != self._mask and self._registered:
             self._mask = mask
@@ -174,7 +181,7 @@ class Plain:
             if self._on_connected is not None and not self._connected():
                 return
             self._flush()
-        if self.closed:
+        if not self._registered:
             return
         if mask & IN and not self._paused:
             try:
@@ -199,7 +206,7 @@ class Plain:
             self._lose(f"connecting to {self.peer}: {errno.errorcode.get(code, code)}")
             return False
         call, self._on_connected = self._on_connected, None
-        self._set_mask(OUT if self._paused else IN | OUT)
+        self._set_mask(OUT if self._paused or self._closing else IN | OUT)
         if call is not None:
             call()
         return not self.closed
@@ -226,13 +233,18 @@ class Plain:
             self.owner.ended()
 
     def _read_to_end(self) -> None:
-        """A paused peer is gone: keep what it had sent for ``resume`` and stop watching, or epoll would spin."""
+        """The peer is gone: keep what it had sent, for ``resume`` if paused, and stop watching, or epoll would spin."""
+        if self.closed or self._eof:
+            return
         self._forget()
         try:
             while data := self._recv(READ_BYTES):
                 self._inbox.append(data)
-        except OSError:
-            pass
+        except (BlockingIOError, InterruptedError):
+            self._broke = self._broke or "the peer closed the connection"
+        except OSError as error:
+            # a reset is no end in good order: a body that ends with its connection is incomplete
+            self._broke = self._broke or _words(error)
         self._eof = True
         if not self._paused:
             self._hand_over()
@@ -240,7 +252,11 @@ class Plain:
     def _hand_over(self) -> None:
         while self._inbox and not self._paused and not self.closed:
             self.owner.received(self._inbox.pop(0))
-        if not self._inbox and not self._paused and not self.closed:
+        if self._inbox or self._paused or self.closed:
+            return
+        if self._broke is not None:
+            self._lose(self._broke)
+        else:
             self.owner.ended()
 
     # -- out
@@ -250,19 +266,19 @@ class Plain:
             return True
         if self._out or self._on_connected is not None:
             self._out.append(data)
-            self._size += len(data)
+            self.pending += len(data)
             return False
         try:
             sent = self._send(data)
         except (BlockingIOError, InterruptedError):
             sent = 0
         except OSError as error:
-            self._reactor.call_soon(self, self._lose, _words(error))
+            self._reactor.call_soon(self, self._unsendable, _words(error))
             return False
         if sent == len(data):
             return True
         self._out.append(memoryview(data)[sent:])
-        self._size = len(data) - sent
+        self.pending = len(data) - sent
         self._set_mask(self._mask | OUT)
         return False
 
@@ -275,8 +291,11 @@ class Plain:
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
-                return self._lose(_words(error))
-            self._size -= sent
+                return self._unsendable(_words(error))
+            if self._closing and sent and self._last_wait is not None:
+                # slow is not stuck
+                self._last_wait.set(self._reactor.now + FLUSH_SECONDS)
+            self.pending -= sent
             if sent < len(data):
                 out[0] = memoryview(data)[sent:]
                 return
@@ -287,10 +306,19 @@ class Plain:
         else:
             self.owner.drained()
 
+    def _unsendable(self, reason: str) -> None:
+        """The peer takes nothing more; its last words may be here: an engine that refuses a body does not read it."""
+        if self._closing or self._watch_hangup:
+            return self._lose(reason)
+        self._broke = self._broke or reason
+        self._out.clear()
+        self.pending = 0
+        self._read_to_end()
+
     # -- pausing and closing
 
     def pause(self) -> None:
-        if not self._paused:
+        if not self._paused and not self._closing:
             self._paused = True
             if self._mask & IN:
                 self._set_mask(self._mask & ~IN)
@@ -333,13 +361,19 @@ class Plain:
     def abort(self) -> None:
         self._shut()
 
+    def reset(self) -> None:
+        if not self.closed:
+            with contextlib.suppress(OSError):
+                self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._shut()
+
     def _shut(self) -> None:
         if self.closed:
             return
         self.closed = True
         self._out.clear()
         self._inbox.clear()
-        self._size = 0
+        self.pending = 0
         if self._last_wait is not None:
             self._last_wait.drop()
         self._forget()
@@ -371,9 +405,10 @@ class Tls:
     __slots__ = (
         "_below",
         "_closing",
+        "_dead",
         "_handshaking",
         "_incoming",
-        "_linger",
+        "_last_wait",
         "_on_ready",
         "_outgoing",
         "_over",
@@ -406,8 +441,9 @@ class Tls:
         self._on_ready = ready
         self._below: Transport | None = None
         self._handshaking = True
-        self._paused = self._closing = self._linger = self._over = False
+        self._paused = self._closing = self._over = self._dead = False
         self._waiting: list[bytes] = []
+        self._last_wait: Deadline | None = None
 
     def attach(self, below: Transport) -> None:
         """Start the handshake over ``below``, whose owner this must be."""
@@ -432,7 +468,7 @@ class Tls:
 
     @property
     def closed(self) -> bool:
-        return self.below.closed
+        return self._dead or self.below.closed
 
     # -- from below
 
@@ -445,18 +481,19 @@ class Tls:
         self._pump()
 
     def ended(self) -> None:
-        self._incoming.write_eof()
         if self._paused:
-            self._over = True
-            self.owner.ended()
-        else:
-            self._pump()
+            # what was sent before the end is still below
+            if not self._closing:
+                self.owner.ended()
+            return
+        self._incoming.write_eof()
+        self._pump()
 
     def lost(self, reason: str) -> None:
-        self.owner.lost(reason)
+        self._die(reason)
 
     def drained(self) -> None:
-        if not self._handshaking:
+        if not self._handshaking and not self._closing:
             self.owner.drained()
 
     def _pump(self) -> None:
@@ -494,19 +531,29 @@ class Tls:
         self._handshaking = False
         self._flush()
         waiting, self._waiting = self._waiting, []
-        if self._on_ready is not None:
+        if self._on_ready is not None and not self._closing:
             self._on_ready()
         for data in waiting:
-            self.send(data)
-        if waiting and not self.closed and not self.below.pending:
-            self.owner.drained()
+            self._encrypt(data)
         if self._closing:
             self._say_goodbye()
+        elif waiting and not self.closed and not self.below.pending:
+            self.owner.drained()
         return not self.closed
 
     def _fail(self, error: ssl.SSLError) -> None:
-        self.below.close()
-        self.owner.lost(f"TLS: {error.reason or error}")
+        if not self._dead:
+            self.below.close()
+            self._die(f"TLS: {error.reason or error}")
+
+    def _die(self, reason: str) -> None:
+        if self._dead:
+            return
+        self._dead = True
+        if self._last_wait is not None:
+            self._last_wait.drop()
+        if not self._closing:
+            self.owner.lost(reason)
 
     def _flush(self) -> bool:
         data = self._outgoing.read()
@@ -515,10 +562,15 @@ class Tls:
     # -- from above
 
     def send(self, data: bytes) -> bool:
+        if self._closing or self._dead or not data:
+            return True
         if self._handshaking:
             self._waiting.append(data)
             return False
-        if self.closed or not data:
+        return self._encrypt(data)
+
+    def _encrypt(self, data: bytes) -> bool:
+        if self.closed:
             return True
         try:
             self._ssl.write(data)
@@ -542,23 +594,39 @@ class Tls:
             self._pump()
 
     def close(self, *, linger: bool = False) -> None:
-        if self._closing:
+        if self._closing or self._dead:
             return
-        self._closing, self._linger = True, linger
+        self._closing = True
         if not self._handshaking:
             self._say_goodbye()
-        elif not self._waiting:
+        elif self._waiting:
+            # after the handshake, if that comes to an end
+            self._last_wait = Deadline(self._reactor, self, self.abort)
+            self._last_wait.set(self._reactor.now + FLUSH_SECONDS)
+            if self._paused:
+                self.below.resume()
+        else:
             self.below.close()
 
     def _say_goodbye(self) -> None:
+        if self._last_wait is not None:
+            self._last_wait.drop()
         with contextlib.suppress(ssl.SSLError):
             self._ssl.unwrap()
         self._flush()
-        self.below.close(linger=self._linger)
+        # the peer says goodbye too, and its word on a closed socket would reset ours away
+        self.below.close(linger=True)
 
     def abort(self) -> None:
+        self._dead = True
+        if self._last_wait is not None:
+            self._last_wait.drop()
         if self._below is not None:
             self._below.abort()
+
+    def reset(self) -> None:
+        # without its goodbye no end of TLS is in good order
+        self.abort()
 
 
 class Memory:
@@ -647,6 +715,21 @@ class Memory:
         if other is not None and not other.closed:
             other._eof = True
             self._reactor.call_soon(other, other._notice_end)
+
+    def reset(self) -> None:
+        other = self._other
+        if self.closed:
+            return
+        self.closed = True
+        self._inbox.clear()
+        if other is not None:
+            self._reactor.call_soon(other, other._lose)
+
+    def _lose(self) -> None:
+        if not self.closed:
+            self.closed = True
+            self._inbox.clear()
+            self.owner.lost("the peer reset the connection")
 
     def _notice_end(self) -> None:
         if self._paused and not self.closed and self._eof:

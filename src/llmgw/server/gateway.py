@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 import trio
 
@@ -69,13 +69,15 @@ class FleetGateway:
     def created(self) -> int:
         return self._created
 
-    def choose(self, model: Model, without: Container[str]) -> Route | None:
-        replica = choose(self._fleet.ready(model.name), self._in_flight, without)
+    def choose(self, model: Model, without: Collection[str]) -> Route | None:
+        ready = self._fleet.ready(model.name)
+        replica = ready[0] if len(ready) == 1 and not without else choose(ready, self._in_flight, without)
         if replica is None or replica.endpoint is None:
             return None
-        self._in_flight[replica.id] = self._in_flight.get(replica.id, 0) + 1
-        known = self._routes.get(replica.id)
-        if known is not None and known[0] == replica.endpoint:
+        name = replica.id
+        self._in_flight[name] = self._in_flight.get(name, 0) + 1
+        known = self._routes.get(name)
+        if known is not None and known[0] is replica.endpoint:
             return known[1]
         route = self._make_route(model, replica, replica.endpoint)
         self._routes[replica.id] = (replica.endpoint, route)
@@ -136,9 +138,10 @@ class FleetGateway:
 
     def settle(self, request: Request) -> None:
         # only names of ours become labels: a path that a client made up would be one more series each time
-        path = request.path if request.model is not None else "other"
-        self._requests.bump(request.model or "", path, str(request.status), str(request.outcome or Outcome.CRASHED))
-        if request.usage is not None and request.model is not None:
-            self._tokens.bump(request.model, "prompt", by=request.usage.prompt_tokens)
-            self._tokens.bump(request.model, "completion", by=request.usage.completion_tokens)
+        model, usage = request.model, request.usage
+        path = request.path if model is not None else "other"
+        self._requests.add((model or "", path, str(request.status), request.outcome or Outcome.CRASHED), 1)
+        if usage is not None and model is not None:
+            self._tokens.add((model, "prompt"), usage.prompt_tokens)
+            self._tokens.add((model, "completion"), usage.completion_tokens)
         self._log.add(request)

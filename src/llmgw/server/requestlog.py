@@ -12,6 +12,7 @@ import trio
 from llmgw.door.request import Request
 
 PAUSE_SECONDS = 0.2
+LAST_SECONDS = 1.0
 # What is kept between two batches. A log that can't be written fast enough loses lines, and says how many.
 MAX_WAITING = 20_000
 
@@ -37,12 +38,21 @@ class RequestLog:
         try:
             while True:
                 await trio.sleep(PAUSE_SECONDS)
-                if self._waiting or self._dropped:
-                    await trio.to_thread.run_sync(self._write, self.take())
+                await self._write_waiting()
         finally:
-            with trio.CancelScope(shield=True, deadline=trio.current_time() + 1):
-                if self._waiting or self._dropped:
-                    await trio.to_thread.run_sync(self._write, self.take())
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_SECONDS):
+                await self._write_waiting()
+
+    async def _write_waiting(self) -> None:
+        if not self._waiting and not self._dropped:
+            return
+        count = len(self._waiting) + self._dropped
+        try:
+            # whoever should read the log may have stopped: nothing waits for that longer than it must
+            await trio.to_thread.run_sync(self._write, self.take(), abandon_on_cancel=True)
+        except OSError:
+            # nobody reads it any more (a pipe to head), or its disk is full: the server serves on
+            self._dropped += count
 
     def take(self) -> str:
         """All lines that wait."""
@@ -56,27 +66,17 @@ class RequestLog:
 
 def format_request(at: float, request: Request) -> str:
     """A request's line: when, id, who, what, how it ended, how long it took, its tokens."""
-    words = [
-        _second(int(at)),
-        request.id,
-        request.peer,
-        request.head.method,
-        _clean(request.path)[:200],
-        str(request.status or "-"),
-        str(request.outcome or "-"),
-        f"{request.ended - request.began:.3f}s",
-    ]
-    if request.first_byte_at is not None:
-        words.append(f"first={request.first_byte_at - request.began:.3f}s")
-    if request.model is not None:
-        words.append(f"model={_clean(request.model)}")
-    if request.replica is not None:
-        words.append(f"replica={request.replica}")
-    if request.usage is not None:
-        words.append(f"tokens={request.usage.prompt_tokens}+{request.usage.completion_tokens}")
-    if request.problem is not None:
-        words.append(f"problem={_clean(request.problem)[:500]!r}")
-    return " ".join(words) + "\n"
+    began, usage = request.began, request.usage
+    first = f" first={request.first_byte_at - began:.3f}s" if request.first_byte_at is not None else ""
+    model = f" model={_clean(request.model)}" if request.model is not None else ""
+    replica = f" replica={request.replica}" if request.replica is not None else ""
+    tokens = f" tokens={usage.prompt_tokens}+{usage.completion_tokens}" if usage is not None else ""
+    problem = f" problem={_clean(request.problem)[:500]!r}" if request.problem is not None else ""
+    return (
+        f"{_second(int(at))} {request.id} {request.peer} {request.head.method} {_clean(request.path)[:200]} "
+        f"{request.status or '-'} {request.outcome or '-'} {request.ended - began:.3f}s"
+        f"{first}{model}{replica}{tokens}{problem}\n"
+    )
 
 
 @functools.lru_cache(maxsize=4)

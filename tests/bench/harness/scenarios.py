@@ -38,7 +38,9 @@ WARM_UP = Scenario(name="warm-up", title="", mode="whole", connections=4, second
 
 # In this order: idle streams come first, while no earlier load has left free memory behind that would hide growth.
 SCENARIOS = (
-    Scenario(name="idle", title="512 idle streams", mode="idle", connections=512, seconds=1.0, chunks=2, rate=0),
+    Scenario(
+        name="idle", title="512 idle streams and 512 more", mode="idle", connections=1024, seconds=1.0, chunks=2, rate=0
+    ),
     Scenario(name="c1", title="whole replies, 1 connection", mode="whole", connections=1, seconds=1.5),
     Scenario(name="c32", title="whole replies, 32 connections", mode="whole", connections=32, seconds=3.0),
     Scenario(name="c256", title="whole replies, 256 connections", mode="whole", connections=256, seconds=2.5),

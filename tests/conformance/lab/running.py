@@ -1,0 +1,218 @@
+"""The real program as a process of its own, over an engine that is a process too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+
+from lab.wire import CHAT, MODEL, Reply, Wire, chat, get, post
+from llmgw.host.process import find_marked
+from llmgw.host.state import StateFolder
+
+FAKES = Path(__file__).parents[2] / "fakes"
+START_SECONDS = 110.0
+T = TypeVar("T")
+
+
+def wait_for(look: Callable[[], T], what: str, seconds: float = 60.0) -> T:
+    """Look again and again until it is there; the limit is one that only a hang misses."""
+    deadline = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < deadline, f"waited {seconds:g} s for {what}"
+        time.sleep(0.02)
+    return found
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+@dataclass(frozen=True)
+class EngineProcess:
+    """A running engine, found by the marker that its environment bears."""
+
+    pid: int
+    port: int
+
+    def ask(self, path: str) -> Any:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=60) as answer:
+            return json.load(answer)
+
+    def requests(self) -> list[dict[str, Any]]:
+        """Every request that the fake engine has seen, and how it ended."""
+        found = self.ask("/fake/requests")
+        assert isinstance(found, list)
+        return found
+
+    def find(self, tag: str) -> dict[str, Any] | None:
+        """The request whose body has this ``user``."""
+        for seen in self.requests():
+            if isinstance(seen["body"], dict) and seen["body"].get("user") == tag:
+                return seen
+        return None
+
+    def wait_ended(self, tag: str) -> dict[str, Any]:
+        """That request, once it is over."""
+
+        def look() -> dict[str, Any] | None:
+            seen = self.find(tag)
+            return seen if seen is not None and seen["state"] != "open" else None
+
+        return wait_for(look, f"the end of request {tag}")
+
+
+class Llmgw:
+    """``llmgw`` with its folder, its log and what it left behind."""
+
+    def __init__(self, folder: Path, *words: str, port: int = 0, **node: Any) -> None:
+        """``words``: the command line; ``node``: keys of node.yaml."""
+        self.folder = folder
+        self.state = folder / "state"
+        self.port = port
+        folder.mkdir(parents=True, exist_ok=True)
+        config = folder / "node.yaml"
+        config.write_text(
+            yaml.safe_dump({"port": port, "state": str(self.state), "engine_ports": "27000-28999", **node})
+        )
+        self.words = [sys.executable, "-m", "llmgw", *words, "--config", str(config)]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.log_file = folder / "log"
+        self.out_file = folder / "out"
+
+    def start(self) -> Llmgw:
+        environ = {key: value for key, value in os.environ.items() if not key.startswith("LLMGW_")}
+        environ["PYTHONPATH"] = str(FAKES)
+        with self.log_file.open("ab") as log, self.out_file.open("wb") as out:
+            self.process = subprocess.Popen(
+                self.words, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environ, start_new_session=True
+            )
+        return self
+
+    @property
+    def running(self) -> subprocess.Popen[bytes]:
+        assert self.process is not None, "it was not started"
+        return self.process
+
+    def wait_ready(self) -> Llmgw:
+        """The model is served."""
+
+        def look() -> bool:
+            assert self.running.poll() is None, f"it ended with {self.running.returncode}:\n{self.log}"
+            return "ready" in self.out
+
+        try:
+            wait_for(look, "llmgw", START_SECONDS)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log}") from None
+        self.port = int(self.out.split("127.0.0.1:")[1].split("/")[0])
+        return self
+
+    @property
+    def out(self) -> str:
+        return self.out_file.read_text()
+
+    @property
+    def log(self) -> str:
+        return self.log_file.read_text()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return ("127.0.0.1", self.port)
+
+    @property
+    def base_url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    def engines(self) -> list[EngineProcess]:
+        """The engines of its folder that run, whoever started them."""
+        found = []
+        for folder in self.state.glob("*"):
+            for stat in find_marked(StateFolder(folder).marker_prefix()):
+                with contextlib.suppress(OSError, ValueError):
+                    words = Path(f"/proc/{stat.pid}/cmdline").read_bytes().decode().split("\0")
+                    found.append(EngineProcess(stat.pid, int(words[words.index("--port") + 1])))
+        return found
+
+    @property
+    def engine(self) -> EngineProcess:
+        (engine,) = self.engines()
+        return engine
+
+    # -- as a client
+
+    @contextlib.contextmanager
+    def connect(self, **options: Any) -> Iterator[Wire]:
+        with Wire(self.address, **options) as wire:
+            yield wire
+
+    def ask(self, request: bytes) -> Reply:
+        """One request on a connection of its own."""
+        with self.connect() as wire:
+            return wire.ask(request)
+
+    def chat(self, fake: dict[str, Any] | None = None, /, **fields: Any) -> Reply:
+        return self.ask(post(CHAT, chat(fake, **fields)))
+
+    def stream(self, fake: dict[str, Any] | None = None, /, **fields: Any) -> Reply:
+        return self.chat(fake, stream=True, **fields)
+
+    # -- its process
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.running.pid}/fd"))
+
+    def check_health(self) -> None:
+        """It still answers, whole and streamed, and no callback of it failed."""
+        assert self.running.poll() is None, f"it ended with {self.running.returncode}:\n{self.log[-5000:]}"
+        assert self.ask(get("/health")).status == 200
+        assert self.chat().json["choices"][0]["message"]["content"]
+        assert self.stream().events[-1] == b"[DONE]"
+        for word in ("Traceback", "callback of", "failed too", " crashed "):
+            assert word not in self.log, self.log[self.log.index(word) - 500 :][:5000]
+
+    def interrupt(self) -> None:
+        self.running.send_signal(signal.SIGINT)
+
+    def wait_ended(self) -> int:
+        return self.running.wait(90)
+
+    def stop(self) -> int:
+        """Ctrl-C, and its exit status."""
+        self.interrupt()
+        return self.wait_ended()
+
+    def clean(self) -> None:
+        """End whatever is left, by force."""
+        if self.process is not None and self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for engine in self.engines():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(engine.pid, signal.SIGKILL)
+
+
+def write_model(folder: Path, *args: str, engine: str = "fake", source: Path | None = None, **fields: Any) -> Path:
+    """A definition of a model, by default one that the fake engine serves."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if source is None:
+        source = folder / "weights.fake"
+        source.write_text("weights")
+    profile = {"name": "p", "engine": engine, "args": list(args)}
+    definition = {"name": MODEL, "aliases": ["other/name"], "source": str(source), "context_length": 2048, **fields}
+    path = folder / "model.yaml"
+    path.write_text(yaml.safe_dump({**definition, "profiles": [profile]}))
+    return path

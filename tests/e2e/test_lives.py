@@ -1,0 +1,147 @@
+"""What ends without a word, engine or llmgw itself, and what comes after; what ends in order leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Callable
+
+import pytest
+from lab.running import Llmgw, free_port, wait_for
+from lab.wire import CHAT, Wire, chat, error_code, get, post
+
+pytestmark = pytest.mark.slow
+# For both engines a stream that goes on until somebody ends it.
+LONG = {"stream": True, "max_tokens": 1900, "temperature": 1.5, "ignore_eos": True}
+ENDLESS = {"tokens": 100_000, "interval_ms": 20}
+
+
+def is_alive(pid: int) -> bool:
+    """It runs, and is no zombie."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat", encoding="utf-8") as file:
+        return file.read().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def begin_stream(llmgw: Llmgw) -> Wire:
+    wire = Wire(llmgw.address)
+    wire.send(post(CHAT, chat(ENDLESS, **LONG)))
+    wire.read_until(b"data: ")
+    wire.read_until(b"\n\n")
+    return wire
+
+
+def content_of(llmgw: Llmgw) -> str:
+    reply = llmgw.chat(max_tokens=8)
+    assert reply.status == 200, reply
+    return str(reply.json["choices"][0]["message"]["content"])
+
+
+def test_an_engine_that_is_killed_ends_its_streams_honestly_and_comes_back(
+    launch: Callable[..., Llmgw], definition: str
+) -> None:
+    llmgw = launch("serve", definition, on_demand_wait="90s").start().wait_ready()
+    before = llmgw.engine
+    with begin_stream(llmgw) as wire, llmgw.connect() as whole:
+        whole.send(post(CHAT, chat(ENDLESS, **{**LONG, "stream": False})))
+        os.kill(before.pid, signal.SIGKILL)
+        events = wire.read_to_end()
+        reply = whole.read_reply()
+    assert b"[DONE]" not in events
+    last = [line for line in events.split(b"\n") if line.startswith(b"data: ")][-1]
+    assert error_code(json.loads(last[6:])) == "stream_broken"
+    assert (reply.status, reply.code) == (502, "engine_failed")
+    # for a moment it is not known to be gone; from then on a request waits for the next one, which comes after a pause
+    wait_for(lambda: llmgw.chat(max_tokens=1).status != 502, "the news of its end")
+    assert content_of(llmgw)
+    after = llmgw.engine
+    assert after.pid != before.pid
+    assert llmgw.stop() == 0
+    wait_for(lambda: not is_alive(after.pid), "the engine's end")
+    assert llmgw.engines() == []
+
+
+def test_an_llmgw_that_is_killed_leaves_its_engine_to_the_next_one(
+    launch: Callable[..., Llmgw], definition: str
+) -> None:
+    llmgw = launch("serve", definition, port=free_port()).start().wait_ready()
+    engine = llmgw.engine
+    with begin_stream(llmgw) as wire:
+        llmgw.running.kill()
+        llmgw.running.wait()
+        with contextlib.suppress(ConnectionResetError):
+            assert b"[DONE]" not in wire.read_to_end()
+    assert llmgw.engine == engine
+    llmgw.start().wait_ready()
+    assert llmgw.engine == engine
+    assert content_of(llmgw)
+    assert llmgw.stop() == 0
+    wait_for(lambda: not is_alive(engine.pid), "the engine's end")
+
+
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_leaves_no_process(launch: Callable[..., Llmgw], definition: str, signum: int) -> None:
+    llmgw = launch("serve", definition, timeouts={"drain": "1s"}).start().wait_ready()
+    engine = llmgw.engine
+    with begin_stream(llmgw):
+        llmgw.running.send_signal(signum)
+        assert llmgw.wait_ended() == 0
+    assert not is_alive(engine.pid)
+    assert llmgw.engines() == []
+    assert "Traceback" not in llmgw.log
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+def test_a_stop_while_the_engine_starts_leaves_no_process(launch: Callable[..., Llmgw], definition: str) -> None:
+    llmgw = launch("serve", definition).start()
+    wait_for(llmgw.engines, "the engine's start")
+    assert llmgw.stop() == 0
+    assert llmgw.engines() == []
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+def test_an_engine_of_a_model_that_is_no_longer_served_is_stopped(
+    launch: Callable[..., Llmgw], definition: str
+) -> None:
+    """The next start is for another model: nothing of the last one stays."""
+    llmgw = launch("serve", definition, port=free_port()).start().wait_ready()
+    before = llmgw.engine
+    llmgw.running.kill()
+    llmgw.running.wait()
+    with open(definition, encoding="utf-8") as file:
+        text = file.read().replace("name: m\n", "name: another\n")
+    with open(definition, "w", encoding="utf-8") as file:
+        file.write(text)
+    llmgw.start().wait_ready()
+    wait_for(lambda: not is_alive(before.pid), "the old engine's end")
+    assert llmgw.engine.pid != before.pid
+    assert llmgw.ask(get("/v1/models/another")).status == 200
+    assert llmgw.stop() == 0
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+def test_a_port_serves_one_llmgw_and_the_second_is_told(launch: Callable[..., Llmgw], definition: str) -> None:
+    first = launch("serve", definition, port=free_port()).start().wait_ready()
+    second = launch("serve", definition, port=first.port).start()
+    assert second.wait_ended() == 2
+    assert second.log.splitlines()[-1] == (
+        f"llmgw: can't listen on 127.0.0.1:{first.port}: Address already in use; choose another with --port"
+    )
+    assert second.engines() == []
+    assert content_of(first)
+    assert first.stop() == 0
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+def test_a_state_folder_belongs_to_one_llmgw_and_the_second_is_told(
+    launch: Callable[..., Llmgw], definition: str
+) -> None:
+    """Port 0 is a free one each time, and one folder for all of them."""
+    first = launch("serve", definition).start().wait_ready()
+    second = launch("serve", definition, folder=first.folder / "second", state=str(first.state)).start()
+    assert second.wait_ended() == 2
+    assert "Traceback" not in second.log
+    assert content_of(first)
+    assert first.stop() == 0

@@ -1,0 +1,198 @@
+"""Edits of a request body: it decodes to what was meant, and every other byte is as it came."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from llmgw.dialects.refusal import Refusal
+from llmgw.door.body import Asked, ask_for_usage, read_body, rename_model
+
+text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(10**30), 10**30)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
+    max_leaves=12,
+)
+objects = st.dictionaries(text | st.sampled_from(["messages", "n", "models", "stream_option"]), values, max_size=6)
+
+
+def written(value: object, *, indent: int | None, ascii_only: bool) -> bytes:
+    return json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
+
+
+def asked(body: bytes, *, chat: bool = False) -> Asked:
+    found = read_body(body, chat=chat)
+    assert isinstance(found, Asked)
+    return found
+
+
+def refused(body: bytes, *, chat: bool = False) -> Refusal:
+    found = read_body(body, chat=chat)
+    assert isinstance(found, Refusal)
+    assert found.status == 400
+    return found
+
+
+@given(objects, text, st.sampled_from([None, 0, 2]), st.booleans(), st.integers(0, 6))
+def test_renaming_changes_the_models_name_and_no_other_byte(
+    fields: dict[str, object], name: str, indent: int | None, ascii_only: bool, place: int
+) -> None:
+    pairs = [pair for pair in fields.items() if pair[0] != "model"]
+    before, after = dict(pairs[:place]), dict(pairs[place:])
+    body = written({**before, "model": "mine", **after}, indent=indent, ascii_only=ascii_only)
+    edited = rename_model(body, name)
+    assert json.loads(edited) == {**before, "model": name, **after}
+    assume(body.count(b'"mine"') == 1)
+    start, end = body.split(b'"mine"')
+    assert edited.startswith(start)
+    assert edited.endswith(end)
+
+
+@given(objects, st.sampled_from([None, 1]), st.booleans())
+def test_asking_for_usage_adds_one_field_and_changes_no_other_byte(
+    fields: dict[str, object], indent: int | None, ascii_only: bool
+) -> None:
+    fields.pop("stream_options", None)
+    body = written(fields, indent=indent, ascii_only=ascii_only)
+    edited = ask_for_usage(body, names_stream_options=False)
+    assert json.loads(edited) == {**fields, "stream_options": {"include_usage": True}}
+    assert edited.startswith(b"{")
+    assert edited.endswith(body[1:])
+
+
+@given(
+    objects,
+    st.none() | st.dictionaries(text | st.just("include_usage"), st.none() | st.booleans(), max_size=3),
+    st.sampled_from([None, 2]),
+)
+def test_asking_for_usage_leaves_the_other_stream_options(
+    fields: dict[str, object], options: dict[str, object] | None, indent: int | None
+) -> None:
+    given_fields = {**fields, "stream_options": options, "last": [1, {"stream_options": 5}]}
+    edited = ask_for_usage(written(given_fields, indent=indent, ascii_only=True), names_stream_options=True)
+    assert json.loads(edited) == {**given_fields, "stream_options": {**(options or {}), "include_usage": True}}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"mod\\u0065l": "a"}', b'{"mod\\u0065l": "b"}'),
+        (b'{"model":"x","model" :\n"a" }', b'{"model":"x","model" :\n"b" }'),
+        (b'{"n":{"model":"a"},"model":"a"}', b'{"n":{"model":"a"},"model":"b"}'),
+        (b'{"n":"\\"model\\":\\"a\\"","model":"a"}', b'{"n":"\\"model\\":\\"a\\"","model":"b"}'),
+        (b'{"n":["{","]","\\\\"],"model":"a"}', b'{"n":["{","]","\\\\"],"model":"b"}'),
+        (b' \n{ "model" : "a" , "n" : -1.5e-7 }\r\n', b' \n{ "model" : "b" , "n" : -1.5e-7 }\r\n'),
+        (b'{"\xff\xfe":1,"\\u00e9":2,"model":"a"}', b'{"\xff\xfe":1,"\\u00e9":2,"model":"b"}'),
+        (b'{"n":123456789012345678901234567890,"model":"a"}', b'{"n":123456789012345678901234567890,"model":"b"}'),
+    ],
+)
+def test_odd_but_valid_bodies_are_renamed_in_place(body: bytes, expected: bytes) -> None:
+    asked(body)
+    assert rename_model(body, "b") == expected
+
+
+def test_a_name_with_quotes_is_written_as_json() -> None:
+    edited = rename_model(b'{"model":"a"}', 'it is "b"\\')
+    assert json.loads(edited) == {"model": 'it is "b"\\'}
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{}", b'{"stream_options":{"include_usage":true}}'),
+        (b"{ \n}", b'{"stream_options":{"include_usage":true} \n}'),
+        (b' {"a":1}', b' {"stream_options":{"include_usage":true},"a":1}'),
+        (b'{"stream_options":null}', b'{"stream_options":{"include_usage":true}}'),
+        (b'{"stream_options": {} }', b'{"stream_options": {"include_usage":true} }'),
+        (b'{"stream_options":{"include_usage":false}}', b'{"stream_options":{"include_usage":true}}'),
+        (b'{"stream_options":{ "x":1}}', b'{"stream_options":{"include_usage":true, "x":1}}'),
+        (
+            b'{"stream_options":{"include_usage":true},"stream_options":{"include_usage":null}}',
+            b'{"stream_options":{"include_usage":true},"stream_options":{"include_usage":true}}',
+        ),
+    ],
+)
+def test_usage_is_asked_for_where_it_belongs(body: bytes, expected: bytes) -> None:
+    assert ask_for_usage(body, names_stream_options=b"stream_options" in body) == expected
+
+
+@pytest.mark.slow
+def test_a_huge_body_is_edited() -> None:
+    image = 'a\\\\b"' * 2_000_000
+    body = (
+        b'{"messages":["' + image.replace('"', "").encode() + b'"],"prompt":[' + b"1," * 2_000_000 + b'1],"model":"a"}'
+    )
+    assert rename_model(body, "b") == body.replace(b'"model":"a"', b'"model":"b"')
+
+
+def test_deep_nesting_is_edited_or_refused_and_never_raises() -> None:
+    deep = b'{"x":' + b"[" * 900 + b"]" * 900 + b',"model":"a"}'
+    assert rename_model(deep, "b").endswith(b'"model":"b"}')
+    bottomless = b'{"x":' + b"[" * 200_000 + b"]" * 200_000 + b',"model":"a"}'
+    assert isinstance(read_body(bottomless, chat=False), Refusal)
+
+
+# -- reading
+
+
+def test_a_body_says_what_it_asks_for() -> None:
+    body = b'{"model":"a","stream":true,"stream_options":{"include_usage":true},"messages":[1]}'
+    assert asked(body, chat=True) == Asked("a", stream=True, wants_usage=True, names_stream_options=True)
+
+
+def test_null_and_absent_are_the_same() -> None:
+    assert asked(b'{"model":"a"}') == Asked("a", stream=False, wants_usage=False, names_stream_options=False)
+    both = asked(b'{"model":"a","stream":null,"stream_options":null}')
+    assert both == Asked("a", stream=False, wants_usage=False, names_stream_options=True)
+
+
+def test_usage_is_wanted_of_streams_only() -> None:
+    assert not asked(b'{"model":"a","stream_options":{"include_usage":true}}').wants_usage
+
+
+def test_of_a_key_that_came_twice_the_last_counts() -> None:
+    assert asked(b'{"model":"a","model":"b"}').model == "b"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"null",
+        b"[]",
+        b'"model"',
+        b"{",
+        b'{"model":"a"} x',
+        b'{"model":"a",}',
+        b"{'model':'a'}",
+        b'{"model":1}',
+        b'{"model":"a","stream":"yes"}',
+        b'{"model":"a","stream_options":[]}',
+        b'\xef\xbb\xbf{"model":"a"}',
+        b'{"model":"\xff"}',
+        b'{"model":"\\ud800"}',
+        b"\x1f\x8b\x08\x00",
+    ],
+)
+def test_what_is_no_json_object_of_the_right_kind_is_refused(body: bytes) -> None:
+    assert refused(body).code == "invalid_request"
+
+
+@pytest.mark.parametrize("body", [b"{}", b'{"model":null}', b'{"model":""}'])
+def test_a_body_without_a_model_is_refused(body: bytes) -> None:
+    assert refused(body).param == "model"
+
+
+@pytest.mark.parametrize("messages", [b"", b',"messages":null', b',"messages": [] '])
+def test_a_chat_without_messages_is_refused(messages: bytes) -> None:
+    body = b'{"model":"a"' + messages + b"}"
+    assert refused(body, chat=True).param == "messages"
+    assert asked(body).model == "a"

@@ -1,0 +1,470 @@
+"""One client's connection: requests one after the other, replies in our own framing, limits of time and size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from llmgw.config.node import Limits, Timeouts
+from llmgw.door.client import Client
+from llmgw.door.request import Outcome
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+MODELS = b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+def send(world: Any, data: bytes) -> Any:
+    far = world.connect()
+    far.say(data)
+    world.turn()
+    return far
+
+
+# -- replies
+
+
+def test_a_reply_carries_what_every_reply_carries(world: Any) -> None:
+    far = send(world, MODELS)
+    (answer,) = world.answers(far.got)
+    assert answer.status == 200
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["content-length"] == str(len(answer.body))
+    assert answer.headers["x-request-id"] == world.last.id
+    assert answer.headers["date"].endswith("GMT")
+    assert "connection" not in answer.headers
+    assert not far.over
+
+
+def test_the_reply_to_head_has_a_length_and_no_body(world: Any) -> None:
+    whole = send(world, MODELS).got
+    far = send(world, MODELS.replace(b"GET", b"HEAD"))
+    (answer,) = world.answers(far.got, method="HEAD")
+    assert answer.headers["content-length"] == world.answers(whole)[0].headers["content-length"]
+    assert far.got.endswith(b"\r\n\r\n")
+    # and the next reply is where it should be
+    far.take()
+    far.say(HEALTH)
+    world.turn()
+    assert world.answers(far.got)[0].status == 200
+
+
+def test_options_has_no_body_and_no_length(world: Any) -> None:
+    far = send(world, b"OPTIONS /v1/models HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n\r\n")
+    (answer,) = world.answers(far.got)
+    assert answer.status == 204
+    assert "content-length" not in answer.headers
+    assert answer.headers["access-control-allow-origin"] == "http://localhost"
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "connection", "closes"),
+    [
+        (b"GET /health HTTP/1.0\r\n\r\n", "close", True),
+        (b"GET /health HTTP/1.0\r\nConnection: keep-alive\r\n\r\n", "keep-alive", False),
+        (b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", "close", True),
+        (HEALTH, None, False),
+    ],
+)
+def test_a_connection_is_kept_as_its_client_asks(
+    world: Any, request_bytes: bytes, connection: str | None, closes: bool
+) -> None:
+    far = send(world, request_bytes)
+    (answer,) = world.answers(far.got)
+    assert answer.headers.get("connection") == connection
+    assert far.over is closes
+    assert len(world.door.clients) == (0 if closes else 1)
+
+
+def test_a_streams_framing_is_chunks_for_new_clients_and_the_end_for_old_ones(world: Any) -> None:
+    new = world.ask(stream=True)
+    world.opens()
+    world.sends(b"data: 1\n\n")
+    world.sends(b"data: [DONE]\n\n", ends=True)
+    (answer,) = world.answers(new.got)
+    assert answer.headers["transfer-encoding"] == "chunked"
+    assert answer.body == b"data: 1\n\ndata: [DONE]\n\n"
+    assert answer.complete
+    old = send(world, world.chat(version="1.0", stream=True))
+    world.opens()
+    world.sends(b"data: 1\n\n")
+    world.sends(b"data: [DONE]\n\n", ends=True)
+    head, _, body = old.got.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert b"content-length" not in head
+    assert b"connection: close" in head
+    assert body == b"data: 1\n\ndata: [DONE]\n\n"
+    assert old.over
+    assert not old.reset
+
+
+def test_an_old_client_is_told_of_a_cut_by_a_reset(world: Any) -> None:
+    """Nothing else tells a body that ends with its connection from one that broke."""
+    old = send(world, world.chat(version="1.0"))
+    world.engine.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+    world.turn()
+    assert old.got.endswith(b"half")
+    world.engine.transport.close()
+    world.turn()
+    assert old.reset
+
+
+# -- one after the other
+
+
+def test_pipelined_requests_are_answered_in_order(world: Any) -> None:
+    far = send(world, HEALTH + world.chat() + MODELS)
+    assert len(world.answers(far.got)) == 1
+    world.whole(b'{"id":"one"}')
+    first, second, third = world.answers(far.got)
+    assert (first.body, second.body) == (b"", b'{"id":"one"}')
+    assert b'"list"' in third.body
+    assert not far.over
+
+
+def test_a_pipelined_request_after_a_refusal_is_answered(world: Any) -> None:
+    far = send(world, world.post(b"{}") + world.post(b"[]") + HEALTH)
+    assert [answer.status for answer in world.answers(far.got)] == [400, 400, 200]
+
+
+def test_pipelining_a_thousand_does_not_recurse_and_is_limited(make_world: Any) -> None:
+    world = make_world(limits=Limits(max_pipelined=4))
+    far = world.connect()
+    far.say(world.chat() + HEALTH * 1000)
+    world.turn()
+    world.whole()
+    answers = world.answers(far.got)
+    assert [answer.status for answer in answers[1:-1]] == [200] * (len(answers) - 2)
+    assert answers[-1].error == "too_many_pipelined"
+    assert len(answers) <= 6
+    assert far.over
+    generous = make_world(limits=Limits(max_pipelined=5000))
+    assert len(generous.answers(send(generous, HEALTH * 1000).got)) == 1000
+
+
+def test_what_follows_a_running_request_waits_in_the_kernel(world: Any) -> None:
+    far = world.ask()
+    for _ in range(50):
+        far.say(HEALTH * 100)
+        world.turn()
+    # the first piece was read before the door knew better; the rest stays with the sender
+    assert far.transport.pending > 100_000
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_any_packets_give_the_same_replies(make_world: Callable[..., Any], data: st.DataObject) -> None:
+    world = make_world()
+    stream = HEALTH + world.post(b"{}") + MODELS + world.post(b'{"model":"x","messages":[1]}') + HEALTH
+    cuts = sorted(data.draw(st.lists(st.integers(1, len(stream) - 1), max_size=12)))
+    far = world.connect()
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        far.say(stream[start:end])
+        world.turn()
+    assert [answer.status for answer in world.answers(far.got)] == [200, 400, 200, 404, 200]
+    world.reactor.close()
+
+
+# -- bodies
+
+
+def test_a_body_may_come_in_any_pieces_and_chunks(world: Any) -> None:
+    far = world.connect()
+    body = b'{"model":"tiny","messages":[{"role":"user"}]}'
+    chunked = b"".join(b"1\r\n%c\r\n" % byte for byte in body) + b"0\r\n\r\n"
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    for byte in head + chunked:
+        far.say(bytes([byte]))
+        world.turn()
+    assert world.engine.got.endswith(b"\r\n\r\n" + body)
+    assert b"content-length: %d" % len(body) in world.engine.got
+    world.whole()
+    assert world.answers(far.got)[0].status == 200
+
+
+def test_a_body_that_comes_in_tiny_packets_is_kept_in_few_pieces(world: Any) -> None:
+    far = world.connect()
+    far.say(world.post(b"x" * 5000)[:-5000])
+    world.turn()
+    (client,) = world.door.clients
+    for _ in range(4000):
+        far.say(b"x")
+        world.turn()
+    assert len(client._run._body) <= 2
+    far.say(b"x" * 1000)
+    world.turn()
+    assert world.answers(far.got)[0].status == 400
+
+
+def test_leave_to_send_a_body_is_given_when_it_is_wanted(world: Any) -> None:
+    far = world.connect()
+    body = b'{"model":"tiny","messages":[1]}'
+    data = world.post(body, extra="Expect: 100-continue\r\n")
+    far.say(data[: -len(body)])
+    world.turn()
+    assert far.take() == b"HTTP/1.1 100 Continue\r\n\r\n"
+    far.say(body)
+    world.turn()
+    world.whole()
+    assert world.answers(far.got)[0].status == 200
+
+
+def test_who_did_not_wait_for_leave_gets_none(world: Any) -> None:
+    far = send(world, world.post(b'{"model":"tiny","messages":[1]}', extra="Expect: 100-continue\r\n"))
+    assert far.got == b""
+    world.whole()
+    assert world.answers(far.got)[0].status == 200
+
+
+@pytest.mark.parametrize(
+    ("extra", "status", "code"),
+    [
+        ("Expect: 200-maybe\r\n", 417, "expectation_failed"),
+        ("Expect: 100-continue\r\nAuthorization: Bearer wrong\r\n", 401, "invalid_api_key"),
+    ],
+)
+def test_a_body_that_is_not_wanted_is_not_asked_for(world: Any, extra: str, status: int, code: str) -> None:
+    far = world.connect()
+    far.say(world.post(b"x" * 100, extra=extra)[:-100])
+    world.turn()
+    (answer,) = world.answers(far.got)
+    assert (answer.status, answer.error) == (status, code)
+    assert answer.headers["connection"] == "close"
+    assert far.over
+
+
+def test_old_clients_are_not_told_to_continue(world: Any) -> None:
+    far = world.connect()
+    far.say(world.post(b"{}", version="1.0", extra="Expect: 100-continue\r\n")[:-2])
+    world.turn()
+    assert far.got == b""
+
+
+def test_a_body_that_is_too_large_is_refused_unread(make_world: Any) -> None:
+    world = make_world(limits=Limits(max_body=1000))
+    far = world.connect()
+    far.say(world.post(b"x" * 1001)[:-1001])
+    world.turn()
+    (answer,) = world.answers(far.got)
+    assert (answer.status, answer.error) == (413, "request_too_large")
+    assert far.over
+
+
+def test_a_chunked_body_is_refused_when_it_has_become_too_large(make_world: Any) -> None:
+    world = make_world(limits=Limits(max_body=1000))
+    far = send(world, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
+    for _ in range(3):
+        far.say(b"190\r\n%b\r\n" % (b"x" * 400))
+        world.turn()
+    assert world.answers(far.got)[0].status == 413
+    assert world.door.budget.left == world.door.budget.total
+
+
+@pytest.mark.parametrize("rest", [b"zz\r\n", b"0\r\nX: " + b"y" * 70_000])
+def test_a_body_that_breaks_in_the_middle_is_answered(world: Any, rest: bytes) -> None:
+    far = send(
+        world, b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n1\r\nx\r\n"
+    )
+    for at in range(0, len(rest), 10_000):
+        far.say(rest[at : at + 10_000])
+        world.turn()
+    (answer,) = world.answers(far.got)
+    assert answer.status in (400, 431)
+    assert far.over
+    assert len(world.gateway.settled) == 1
+
+
+def test_bodies_share_one_budget_and_who_waits_too_long_is_told(make_world: Any) -> None:
+    world = make_world(limits=Limits(bodies_total=1000))
+    first, second = world.connect(), world.connect()
+    first.say(world.post(b"x" * 900)[:-100])
+    second.say(world.post(b"y" * 900)[:-100])
+    world.turn()
+    assert second.got == b""
+    world.wait(7)
+    (answer,) = world.answers(second.got)
+    assert (answer.status, answer.error, answer.headers["retry-after"]) == (503, "server_busy", "2")
+    first.say(b"x" * 100)
+    world.turn()
+    assert world.answers(first.got)[0].status == 400
+    assert world.door.budget.left == 1000
+
+
+def test_who_waits_for_room_goes_on_when_there_is_some(make_world: Any) -> None:
+    world = make_world(limits=Limits(bodies_total=1000))
+    first, second = world.connect(), world.connect()
+    first.say(world.post(b"x" * 900)[:-100])
+    second.say(world.post(b"y" * 900))
+    world.turn()
+    first.transport.close()
+    world.turn()
+    assert world.answers(second.got)[0].status == 400
+    world.wait(10)
+    assert world.door.budget.left == 1000
+    # the connection goes on as any other
+    second.take()
+    second.say(HEALTH)
+    world.turn()
+    assert world.answers(second.got)[0].status == 200
+
+
+# -- what is no request
+
+
+def test_garbage_is_answered_and_ends_the_connection(world: Any) -> None:
+    far = send(world, b"\x16\x03\x01\x02\x00\x01")
+    (answer,) = world.answers(far.got)
+    assert (answer.status, answer.error) == (400, "invalid_http")
+    assert answer.headers["connection"] == "close"
+    assert far.over
+    assert world.last.outcome is Outcome.REFUSED
+
+
+def test_garbage_behind_a_request_lets_the_request_be_answered(world: Any) -> None:
+    far = send(world, world.chat() + b"\0\0\0")
+    world.whole(b"{}")
+    (answer,) = world.answers(far.got)
+    assert answer.status == 200
+    assert answer.headers["connection"] == "close"
+    assert far.over
+
+
+def test_an_upgrade_is_answered_as_plain_http_with_its_body(world: Any) -> None:
+    upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
+    far = send(world, world.post(b'{"model":"tiny","messages":[1]}', extra=upgrade) + HEALTH)
+    assert b"upgrade" not in world.engine.got.lower()
+    world.whole()
+    assert [answer.status for answer in world.answers(far.got)] == [200, 200]
+
+
+def test_connect_is_refused_and_nothing_is_forwarded(world: Any) -> None:
+    world.gateway.pages_at = "/pages"
+    far = send(world, b"CONNECT example.org:443 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert world.answers(far.got)[0].status == 501
+    assert world.engines == []
+
+
+# -- time
+
+
+def test_an_idle_connection_is_closed_after_its_time(make_world: Any) -> None:
+    world = make_world(timeouts=Timeouts(keep_alive=30))
+    far = send(world, HEALTH)
+    far.take()
+    world.wait(29)
+    assert not far.over
+    world.wait(3)
+    assert (far.over, far.got) == (True, b"")
+    assert world.door.clients == set()
+
+
+def test_a_request_that_comes_at_the_last_moment_is_served(make_world: Any) -> None:
+    world = make_world(timeouts=Timeouts(keep_alive=30))
+    far = send(world, HEALTH)
+    far.take()
+    far.say(HEALTH)
+    # both in one turn: the time is up, and the bytes are here
+    (client,) = world.door.clients
+    far.transport._other._deliver()
+    world.clock.now += 40
+    world.reactor.now = world.clock.now
+    client.deadline.fire()
+    world.turn()
+    assert world.answers(far.got)[0].status == 200
+
+
+def test_a_slow_head_is_answered_after_its_time_however_it_drips(make_world: Any) -> None:
+    world = make_world(timeouts=Timeouts(head=10, keep_alive=75))
+    far = world.connect()
+    for byte in HEALTH[:9]:
+        far.say(bytes([byte]))
+        world.turn()
+        world.wait(1)
+    assert far.got == b""
+    world.wait(3)
+    (answer,) = world.answers(far.got)
+    assert (answer.status, answer.error) == (408, "request_timeout")
+    assert far.over
+
+
+def test_a_blank_line_is_no_slow_head(make_world: Any) -> None:
+    world = make_world(timeouts=Timeouts(head=10, keep_alive=75))
+    far = send(world, HEALTH)
+    far.take()
+    far.say(b"\r\n")
+    world.turn()
+    world.wait(20)
+    assert not far.over
+    far.say(HEALTH)
+    world.turn()
+    assert world.answers(far.got)[0].status == 200
+
+
+def test_a_body_that_stops_is_answered_after_its_time_and_one_that_drips_is_not(make_world: Any) -> None:
+    world = make_world(timeouts=Timeouts(body=10))
+    far = world.connect()
+    far.say(world.post(b"x" * 10)[:-10])
+    world.turn()
+    for _ in range(5):
+        world.wait(8)
+        far.say(b"x")
+        world.turn()
+    assert far.got == b""
+    world.wait(12)
+    (answer,) = world.answers(far.got)
+    assert (answer.status, answer.error) == (408, "request_timeout")
+    assert far.over
+
+
+def test_a_request_that_runs_is_not_idle(world: Any) -> None:
+    far = world.ask()
+    world.wait(200)
+    assert not far.over
+    world.whole()
+    assert world.answers(far.got)[0].status == 200
+
+
+# -- the end
+
+
+@pytest.mark.parametrize("phase", ["idle", "head", "body", "forward", "stream", "whole"])
+def test_a_client_that_leaves_takes_everything_with_it(world: Any, phase: str) -> None:
+    far = world.connect()
+    if phase == "head":
+        far.say(HEALTH[:10])
+    elif phase == "body":
+        far.say(world.chat()[:-5])
+    elif phase != "idle":
+        far.say(world.chat(stream=phase == "stream"))
+    world.turn()
+    if phase == "stream":
+        world.opens()
+        world.sends(b"data: 1\n\n")
+    elif phase == "whole":
+        world.engine.say(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+        world.turn()
+    far.transport.close()
+    world.turn()
+    assert world.door.clients == set()
+    assert all(engine.over for engine in world.engines)
+    assert world.door.budget.left == world.door.budget.total
+    assert [request.outcome for request in world.gateway.settled] == (
+        [] if phase in ("idle", "head") else [Outcome.CLIENT_LEFT]
+    )
+    assert world.gateway.taken == world.gateway.released
+    world.wait(700)
+    assert not any(world.reactor._buckets.values())
+
+
+def test_what_crashes_in_the_door_ends_its_connection_only(world: Any, caplog: pytest.LogCaptureFixture) -> None:
+    far, other = world.connect(), world.connect()
+    client = next(client for client in world.door.clients if client.transport is far.transport._other)
+    assert isinstance(client, Client)
+    client.on_crash(RuntimeError("odd"))
+    other.say(HEALTH)
+    world.turn()
+    assert far.over
+    assert world.answers(other.got)[0].status == 200

@@ -1,0 +1,259 @@
+"""Who is let in, how many, and how the door closes."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from llmgw.config.node import Limits, Timeouts
+from llmgw.door.listener import REST_SECONDS, Listener, bind
+from llmgw.door.request import Outcome
+from llmgw.errors import UsageError
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    sock = bind("127.0.0.1", 0)
+    yield sock
+    sock.close()
+
+
+@pytest.fixture
+def dial(listening: socket.socket) -> Iterator[Callable[[], socket.socket]]:
+    made: list[socket.socket] = []
+
+    def dial() -> socket.socket:
+        made.append(socket.create_connection(listening.getsockname()))
+        made[-1].setblocking(False)
+        return made[-1]
+
+    yield dial
+    for sock in made:
+        sock.close()
+
+
+def answer_of(world: Any, sock: socket.socket) -> bytes:
+    """What comes on a socket, to its end or to the end of a short reply."""
+    got, deadline = b"", time.monotonic() + 10
+    while time.monotonic() < deadline:
+        world.turn()
+        try:
+            data = sock.recv(65536)
+        except BlockingIOError:
+            if got:
+                return got
+            continue
+        if not data:
+            return got
+        got += data
+    raise AssertionError("no answer")
+
+
+def test_a_client_of_a_socket_is_served(world: Any, listening: socket.socket, dial: Any) -> None:
+    listener = Listener(world.reactor, listening, world.door)
+    assert listener.address == listening.getsockname()
+    client = dial()
+    client.send(HEALTH)
+    assert answer_of(world, client).startswith(b"HTTP/1.1 200 OK\r\n")
+    assert world.last.peer == "127.0.0.1"
+    listener.close()
+    world.door.close()
+    world.turn()
+    assert client.recv(1) == b""
+
+
+def test_one_too_many_is_told_so(make_world: Any, listening: socket.socket, dial: Any) -> None:
+    world = make_world(limits=Limits(max_connections=1))
+    listener = Listener(world.reactor, listening, world.door)
+    first = dial()
+    first.send(HEALTH)
+    assert answer_of(world, first).startswith(b"HTTP/1.1 200")
+    (answer,) = world.answers(answer_of(world, dial()))
+    assert (answer.status, answer.error) == (503, "too_many_connections")
+    assert answer.headers["retry-after"] == "2"
+    assert len(world.door.clients) == 1
+    first.close()
+    deadline = time.monotonic() + 10
+    while world.door.clients and time.monotonic() < deadline:
+        world.turn()
+    third = dial()
+    third.send(HEALTH)
+    assert answer_of(world, third).startswith(b"HTTP/1.1 200")
+    listener.close()
+    world.door.close()
+    world.turn()
+
+
+def test_without_descriptors_accepting_rests_and_goes_on(
+    world: Any, listening: socket.socket, dial: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Poor:
+        """A listening socket that fails while ``error`` is set."""
+
+        error: OSError | None = None
+        tries = 0
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listening, name)
+
+        def accept(self) -> Any:
+            self.tries += 1
+            if self.error is not None:
+                raise self.error
+            return listening.accept()
+
+    poor = Poor()
+    listener = Listener(world.reactor, poor, world.door)  # type: ignore[arg-type]
+    for number in (errno.EMFILE, errno.ENETDOWN):
+        poor.error, poor.tries = OSError(number, "no"), 0
+        client = dial()
+        deadline = time.monotonic() + 10
+        while not poor.tries and time.monotonic() < deadline:
+            world.turn()
+        for _ in range(20):
+            world.turn()
+        assert poor.tries == 1
+        poor.error = None
+        world.wait(REST_SECONDS + 1)
+        client.send(HEALTH)
+        assert answer_of(world, client).startswith(b"HTTP/1.1 200")
+    assert "can't accept clients" in caplog.text
+    listener.close()
+    listener.close()
+    world.door.close()
+    world.turn()
+
+
+def test_an_address_that_is_taken_is_said_with_a_way_out(listening: socket.socket) -> None:
+    with pytest.raises(UsageError, match="--port"):
+        bind("127.0.0.1", listening.getsockname()[1])
+    with pytest.raises(UsageError, match="check the address"):
+        bind("203.0.113.7", 1)
+
+
+def test_request_ids_differ(world: Any) -> None:
+    ids = {world.door.next_id() for _ in range(100)}
+    assert len(ids) == 100
+    assert all(each.startswith("req-") for each in ids)
+
+
+# -- draining
+
+
+class Draining:
+    """``door.drain()`` beside a reactor that is turned by hand."""
+
+    def __init__(self, nursery: trio.Nursery, world: Any) -> None:
+        self.done = trio.Event()
+        self.world = world
+        nursery.start_soon(self._drain)
+
+    async def _drain(self) -> None:
+        await self.world.door.drain()
+        self.done.set()
+
+    async def step(self) -> None:
+        await trio.testing.wait_all_tasks_blocked()
+        self.world.turn()
+        await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_an_empty_door_is_drained_at_once(world: Any) -> None:
+    with trio.fail_after(10):
+        await world.door.drain()
+
+
+async def test_running_requests_end_and_idle_connections_go(world: Any, nursery: trio.Nursery) -> None:
+    idle, busy = world.connect(), world.ask()
+    draining = Draining(nursery, world)
+    await draining.step()
+    assert idle.over
+    assert not busy.over
+    assert not draining.done.is_set()
+    world.whole(b"{}")
+    (answer,) = world.answers(busy.got)
+    assert answer.headers["connection"] == "close"
+    assert busy.over
+    with trio.fail_after(10):
+        await draining.done.wait()
+
+
+async def test_a_request_that_has_just_come_is_served_before_the_door_closes(world: Any, nursery: trio.Nursery) -> None:
+    far = world.connect()
+    far.say(HEALTH)
+    # read, and not yet begun
+    far.transport._other._deliver()
+    draining = Draining(nursery, world)
+    await draining.step()
+    (answer,) = world.answers(far.got)
+    assert answer.headers["connection"] == "close"
+    with trio.fail_after(10):
+        await draining.done.wait()
+
+
+async def test_a_request_behind_a_running_one_is_not_begun_while_draining(world: Any, nursery: trio.Nursery) -> None:
+    far = world.connect()
+    far.say(world.chat() + HEALTH)
+    world.turn()
+    draining = Draining(nursery, world)
+    await draining.step()
+    world.whole(b"{}")
+    assert len(world.answers(far.got)) == 1
+    with trio.fail_after(10):
+        await draining.done.wait()
+
+
+async def test_a_reply_that_is_not_out_yet_is_waited_for(
+    make_world: Any, nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The exchange is over, and most of its reply still waits here for a client that reads slowly."""
+
+    class Slow:
+        pending = 5
+        closed = False
+
+    world = make_world()
+    far = world.ask()
+    (client,) = world.door.clients
+    draining = Draining(nursery, world)
+    await draining.step()
+    slow = Slow()
+    world.door.clients.discard(client)
+    client.transport, real = slow, client.transport
+    world.door.forget(client)
+    await trio.sleep(5)
+    assert not draining.done.is_set()
+    slow.pending = 0
+    with trio.fail_after(10):
+        await draining.done.wait()
+    client.transport = real
+    far.transport.close()
+    world.turn()
+
+
+async def test_who_hurries_waits_for_nothing_and_closing_ends_what_is_left(
+    make_world: Any, nursery: trio.Nursery
+) -> None:
+    world = make_world(timeouts=Timeouts())
+    far = world.ask(stream=True)
+    world.opens()
+    draining = Draining(nursery, world)
+    await draining.step()
+    world.door.hurry()
+    with trio.fail_after(10):
+        await draining.done.wait()
+    world.door.close()
+    world.turn()
+    assert far.over
+    assert world.engine.over
+    assert world.last.outcome is Outcome.STOPPED
+    assert world.door.clients == set()

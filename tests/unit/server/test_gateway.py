@@ -1,0 +1,245 @@
+"""The door's questions, answered by the core."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from llmgw.core.events import CatalogChanged, NodeRegistered, ShardChanged, Wakeup
+from llmgw.core.fleet import Fleet
+from llmgw.core.identity import ANYONE
+from llmgw.core.replica import ShardState
+from llmgw.counters import Counters
+from llmgw.dialects.openai import Usage
+from llmgw.door.http1 import RequestHead
+from llmgw.door.request import Outcome, Request
+from llmgw.engines.types import RequestRules
+from llmgw.server.gateway import FleetGateway
+from llmgw.server.requestlog import RequestLog
+from llmgw.server.scheduler import Scheduler
+
+
+class Setting:
+    """A gateway over a real fleet that the test moves by hand."""
+
+    def __init__(self, *, wait_seconds: float = 20.0, rules: RequestRules | None = None) -> None:
+        self.fleet = Fleet()
+        self.scheduler = Scheduler(self.fleet, clock=lambda: self.now)
+        self.counters = Counters()
+        self.written: list[str] = []
+        self.log = RequestLog(self.written.append)
+        self.now = 0.0
+        engine = SimpleNamespace(build_request=lambda profile: rules or RequestRules())
+        self.gateway = FleetGateway(
+            self.scheduler,
+            engines={"e": engine},  # type: ignore[dict-item]
+            counters=self.counters,
+            log=self.log,
+            wait_seconds=wait_seconds,
+            created=17,
+            pages=lambda: "/pages",
+            clock=lambda: self.now,
+        )
+
+    def handle(self, *events: Any) -> Setting:
+        for event in events:
+            self.scheduler._carry_out(self.fleet.handle(event, self.now))
+        return self
+
+    def place(self, model: Any, node: Any) -> Setting:
+        return self.handle(CatalogChanged(models=(model,)), NodeRegistered(node=node), Wakeup(), Wakeup())
+
+    def report(self, node: Any, report: Any) -> Setting:
+        return self.handle(ShardChanged(node=node.id, report=report))
+
+    def shards(self, model: Any) -> list[Any]:
+        return [
+            replica.shard
+            for each in self.fleet.statistics().models
+            if each.model.name == model.name
+            for replica in each.replicas
+        ]
+
+
+@pytest.fixture
+def setting() -> Setting:
+    return Setting()
+
+
+@pytest.fixture
+def ready(setting: Setting, a_model: Any, node: Any, a_report: Any) -> Setting:
+    """Its one model is served."""
+    model = a_model()
+    setting.place(model, node)
+    (spec,) = setting.shards(model)
+    return setting.report(node, a_report(spec, ShardState.READY))
+
+
+def a_request(**facts: Any) -> Request:
+    head = RequestHead("POST", b"/v1/chat/completions", 1, {}, keep_alive=True, content_length=0, chunked=False)
+    request = Request("req-1", head, "1.2.3.4", 0.0)
+    for name, value in facts.items():
+        setattr(request, name, value)
+    return request
+
+
+def test_anybody_may_ask_until_there_are_keys(setting: Setting) -> None:
+    assert setting.gateway.identify({}) is ANYONE
+
+
+def test_models_are_found_by_name_and_alias(ready: Setting) -> None:
+    for name in ("tiny", "gpt"):
+        model = ready.gateway.resolve(name)
+        assert model is not None
+        assert model.name == "tiny"
+    assert ready.gateway.resolve("none") is None
+    assert [model.name for model in ready.gateway.models()] == ["tiny"]
+    assert (ready.gateway.created(), ready.gateway.pages()) == (17, "/pages")
+
+
+def test_a_model_that_is_not_to_run_is_not_listed(setting: Setting, a_model: Any) -> None:
+    setting.handle(CatalogChanged(models=(a_model(most=0, least=0),)))
+    assert setting.gateway.models() == []
+    assert setting.gateway.resolve("tiny") is not None
+
+
+def test_a_ready_replica_is_chosen_with_what_its_engine_understands(a_model: Any, node: Any, a_report: Any) -> None:
+    setting = Setting(rules=RequestRules(usage_in_streams=False))
+    model = a_model()
+    setting.place(model, node)
+    assert setting.gateway.choose(model, frozenset()) is None
+    (spec,) = setting.shards(model)
+    setting.report(node, a_report(spec, ShardState.READY))
+    route = setting.gateway.choose(model, frozenset())
+    assert route is not None
+    assert (route.replica, route.address, route.served_name) == (spec.replica, ("127.0.0.1", 18000), "tiny")
+    assert not route.usage_in_streams
+    assert setting.gateway.choose(model, frozenset({route.replica})) is None
+
+
+def test_an_engine_that_has_gone_from_the_floor_is_treated_as_any(ready: Setting, a_model: Any) -> None:
+    ready.gateway._engines = {}
+    route = ready.gateway.choose(a_model(), frozenset())
+    assert route is not None
+    assert route.usage_in_streams
+
+
+def test_what_is_in_flight_is_counted_up_and_down(ready: Setting, a_model: Any) -> None:
+    routes = [ready.gateway.choose(a_model(), frozenset()) for _ in range(3)]
+    assert len({id(route) for route in routes}) == 1
+    (count,) = ready.gateway._in_flight.values()
+    assert count == 3
+    for route in routes:
+        assert route is not None
+        ready.gateway.release(route)
+    assert ready.gateway._in_flight == {}
+
+
+# -- a model that is not ready
+
+
+def test_a_model_that_is_not_to_run_is_not_waited_for(setting: Setting, a_model: Any) -> None:
+    model = a_model(most=0, least=0)
+    refusal = setting.gateway.absent(model)
+    assert (refusal.status, refusal.code, refusal.retry_after) == (503, "model_not_running", None)
+
+
+async def test_nor_does_anybody_wait(setting: Setting, a_model: Any) -> None:
+    with trio.fail_after(10):
+        assert not await setting.gateway.wait_ready(a_model(most=0, least=0))
+
+
+def test_a_model_that_loads_says_when_to_come_back(setting: Setting, a_model: Any, node: Any) -> None:
+    model = a_model()
+    setting.place(model, node)
+    refusal = setting.gateway.absent(model)
+    assert (refusal.status, refusal.code) == (503, "model_loading")
+    assert refusal.retry_after is not None
+    assert refusal.retry_after >= 1
+
+
+def test_a_model_without_a_place_says_why(setting: Setting, a_model: Any, node: Any) -> None:
+    model = a_model(gb=500.0)
+    setting.place(model, node)
+    refusal = setting.gateway.absent(model)
+    assert refusal.code == "model_loading"
+    assert "n1: " in refusal.message
+    nowhere = Setting()
+    nowhere.handle(CatalogChanged(models=(model,)), Wakeup())
+    assert "there is no node" in nowhere.gateway.absent(model).message
+
+
+async def test_who_waits_is_told_when_it_is_ready(
+    setting: Setting, a_model: Any, node: Any, a_report: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    model = a_model()
+    setting.place(model, node)
+    (spec,) = setting.shards(model)
+    got: list[bool] = []
+
+    async def wait() -> None:
+        got.append(await setting.gateway.wait_ready(model))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        nursery.start_soon(wait)
+        await trio.sleep(5)
+        assert got == []
+        setting.report(node, a_report(spec, ShardState.LOADING, progress="half"))
+        await trio.sleep(5)
+        setting.report(node, a_report(spec, ShardState.READY))
+    assert got == [True, True]
+
+
+async def test_who_waits_too_long_is_told_so(a_model: Any, node: Any, autojump_clock: trio.testing.MockClock) -> None:
+    setting = Setting(wait_seconds=3.0)
+    model = a_model()
+    setting.place(model, node)
+    start = trio.current_time()
+    assert not await setting.gateway.wait_ready(model)
+    assert trio.current_time() - start == pytest.approx(3.0)
+
+
+async def test_what_will_not_be_ready_in_time_is_not_waited_for(
+    a_model: Any, node: Any, a_report: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    setting = Setting(wait_seconds=2.0)
+    model = a_model()
+    setting.place(model, node)
+    (spec,) = setting.shards(model)
+    setting.report(node, a_report(spec, ShardState.ENDED, cause="no"))
+    setting.handle(Wakeup())
+    start = trio.current_time()
+    assert not await setting.gateway.wait_ready(model)
+    assert trio.current_time() == start
+
+
+# -- the last word
+
+
+def test_a_request_is_counted_and_logged(ready: Setting) -> None:
+    ready.gateway.settle(
+        a_request(model="tiny", status=200, outcome=Outcome.DONE, usage=Usage(prompt_tokens=3, completion_tokens=4))
+    )
+    requests = ready.counters.by_name["llmgw_requests_total"].values
+    assert requests == {("tiny", "/v1/chat/completions", "200", "done"): 1}
+    assert ready.counters.by_name["llmgw_tokens_total"].values == {("tiny", "prompt"): 3, ("tiny", "completion"): 4}
+    assert "model=tiny" in ready.log.take()
+
+
+def test_what_a_client_made_up_is_no_label(ready: Setting) -> None:
+    for number in range(10):
+        request = a_request(status=404, outcome=Outcome.REFUSED)
+        request.path = f"/made/up/{number}"
+        ready.gateway.settle(request)
+    assert ready.counters.by_name["llmgw_requests_total"].values == {("", "other", "404", "refused"): 10}
+
+
+def test_a_request_without_an_outcome_crashed(ready: Setting) -> None:
+    ready.gateway.settle(a_request())
+    ((labels, _),) = ready.counters.by_name["llmgw_requests_total"].values.items()
+    assert labels == ("", "other", "0", "crashed")

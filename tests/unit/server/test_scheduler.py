@@ -1,0 +1,153 @@
+"""Events in by one inbox, effects carried out."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from llmgw.core.effects import Announce, Desire, Effect, WakeAt
+from llmgw.core.events import CatalogChanged, Demand, Event, NodeRegistered, ShardChanged, Wakeup
+from llmgw.core.fleet import Fleet
+from llmgw.core.model import ModelName
+from llmgw.core.node import NodeId
+from llmgw.core.replica import ShardState
+from llmgw.server.scheduler import INBOX_EVENTS, Scheduler
+
+M, N = ModelName("m"), NodeId("n1")
+
+
+class Script(Fleet):
+    """Answers each event with the next effects of a list, and remembers when it was asked what."""
+
+    def __init__(self, *effects: list[Effect]) -> None:
+        super().__init__()
+        self.effects = list(effects)
+        self.heard: list[tuple[Event, float]] = []
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        self.heard.append((event, now))
+        return self.effects.pop(0) if self.effects else []
+
+
+async def test_events_are_handled_in_their_order(nursery: trio.Nursery) -> None:
+    fleet = Script()
+    scheduler = Scheduler(fleet)
+    await nursery.start(scheduler.serve)
+    for name in ("a", "b", "c"):
+        await scheduler.post(Demand(model=ModelName(name)))
+    await trio.testing.wait_all_tasks_blocked()
+    assert [event for event, _ in fleet.heard] == [Demand(model=ModelName(name)) for name in ("a", "b", "c")]
+
+
+async def test_the_fleet_is_woken_when_it_asked_for_it(autojump_clock: trio.testing.MockClock) -> None:
+    start = trio.current_time()
+    fleet = Script([WakeAt(at=start + 30), WakeAt(at=start + 10)], [WakeAt(at=start + 20)])
+    scheduler = Scheduler(fleet)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(scheduler.serve)
+        await scheduler.post(Demand(model=M))
+        await trio.sleep(100)
+        nursery.cancel_scope.cancel()
+    assert [(type(event), round(now - start)) for event, now in fleet.heard] == [
+        (Demand, 0),
+        (Wakeup, 10),
+        (Wakeup, 20),
+    ]
+    assert all(now >= start + due for (_, now), due in zip(fleet.heard, (0, 10, 20), strict=True))
+
+
+async def test_a_wake_up_that_is_due_does_not_swallow_an_event(autojump_clock: trio.testing.MockClock) -> None:
+    start = trio.current_time()
+    fleet = Script([WakeAt(at=start)], [WakeAt(at=start)], [WakeAt(at=start)])
+    scheduler = Scheduler(fleet)
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            await scheduler.post(Demand(model=M))
+        await nursery.start(scheduler.serve)
+        await trio.sleep(1)
+        nursery.cancel_scope.cancel()
+    assert sum(isinstance(event, Demand) for event, _ in fleet.heard) == 3
+
+
+async def test_only_the_newest_desire_is_given(nursery: trio.Nursery) -> None:
+    first, second, other = (
+        Desire(node=N, revision=1, shards=()),
+        Desire(node=N, revision=2, shards=()),
+        Desire(node=NodeId("n2"), revision=9, shards=()),
+    )
+    scheduler = Scheduler(Script([first, other], [second]))
+    await nursery.start(scheduler.serve)
+    got: list[Desire] = []
+
+    async def wait(after: int) -> None:
+        got.append(await scheduler.desired(N, after))
+
+    nursery.start_soon(wait, 0)
+    nursery.start_soon(wait, 1)
+    await trio.testing.wait_all_tasks_blocked()
+    assert got == []
+    await scheduler.post(Demand(model=M))
+    await trio.testing.wait_all_tasks_blocked()
+    assert got == [first]
+    await scheduler.post(Demand(model=M))
+    await trio.testing.wait_all_tasks_blocked()
+    assert got == [first, second]
+    assert await scheduler.desired(N, 0) == second
+
+
+async def test_an_announcement_is_a_line_and_wakes_whoever_waits(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    lines = tuple(f"line {number}" for number in range(20))
+    scheduler = Scheduler(
+        Script([Announce(model=M, text="it failed", lines=lines, warning=True)], [Announce(model=M, text="it runs")])
+    )
+    await nursery.start(scheduler.serve)
+    caplog.set_level(logging.INFO, "llmgw.scheduler")
+    for _ in range(2):
+        changed = trio.Event()
+
+        async def wait(changed: trio.Event = changed) -> None:
+            await scheduler.wait_changed()
+            changed.set()
+
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        await scheduler.post(Demand(model=M))
+        with trio.fail_after(10):
+            await changed.wait()
+    failed, runs = caplog.records
+    assert (failed.levelname, runs.levelname) == ("WARNING", "INFO")
+    assert failed.getMessage().startswith("m: it failed\n    line 12\n")
+    assert failed.getMessage().endswith("line 19")
+    assert runs.getMessage() == "m: it runs"
+
+
+async def test_who_reports_too_much_waits(autojump_clock: trio.testing.MockClock) -> None:
+    scheduler = Scheduler(Script())
+    for _ in range(INBOX_EVENTS):
+        await scheduler.post(Demand(model=M))
+    with trio.move_on_after(5) as patience:
+        await scheduler.post(Demand(model=M))
+    assert patience.cancelled_caught
+
+
+async def test_a_real_fleet_comes_to_serve(nursery: trio.Nursery, node: Any, a_model: Any, a_report: Any) -> None:
+    scheduler = Scheduler(Fleet())
+    await nursery.start(scheduler.serve)
+    await scheduler.post(CatalogChanged(models=(a_model(),)))
+    await scheduler.post(NodeRegistered(node=node))
+    revision = 0
+    with trio.fail_after(10):
+        while True:
+            desire = await scheduler.desired(node.id, revision)
+            if desire.shards:
+                break
+            revision = desire.revision
+        await scheduler.post(ShardChanged(node=node.id, report=a_report(desire.shards[0], ShardState.READY)))
+        while not scheduler.fleet.ready(ModelName("tiny")):
+            await scheduler.wait_changed()

@@ -1,0 +1,100 @@
+"""What the first page says of the fleet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmgw.core.events import CatalogChanged, NodeRegistered, ShardChanged, Stopping, Wakeup
+from llmgw.core.fleet import Fleet, ModelStatistics
+from llmgw.core.placement import Rejected
+from llmgw.core.replica import ShardState
+from llmgw.server.showing import show
+from llmgw.web.snapshot import ModelShown, ModelState
+
+
+@pytest.fixture
+def fleet(a_model: Any, node: Any) -> Fleet:
+    """One model, placed on one node."""
+    fleet = Fleet()
+    for event in (CatalogChanged(models=(a_model(),)), NodeRegistered(node=node), Wakeup(), Wakeup()):
+        fleet.handle(event, 0.0)
+    return fleet
+
+
+def shown(fleet: Fleet) -> ModelShown:
+    (model,) = show(fleet.statistics(), "http://x").models
+    return model
+
+
+def report(fleet: Fleet, a_report: Any, state: ShardState, **facts: object) -> None:
+    ((replica,),) = (each.replicas for each in fleet.statistics().models)
+    fleet.handle(ShardChanged(node=replica.shard.node, report=a_report(replica.shard, state, **facts)), 1.0)
+
+
+def test_a_page_has_its_address_and_its_nodes(fleet: Fleet) -> None:
+    snapshot = show(fleet.statistics(), "http://127.0.0.1:17434")
+    assert snapshot.base_url == "http://127.0.0.1:17434/v1"
+    (node,) = snapshot.nodes
+    assert (node.id, node.cores, node.memory_gb, node.engines) == ("n1", 4, 16.0, ("e 1.2",))
+
+
+def test_an_engine_without_a_version_is_shown_by_its_name(fleet: Fleet) -> None:
+    statistics = fleet.statistics()
+    (each,) = statistics.nodes
+    unknown = replace(each.node, engines=(replace(each.node.engines[0], version=None),))
+    nodes = (replace(each, node=unknown),)
+    assert show(replace(statistics, nodes=nodes), "x").nodes[0].engines == ("e",)
+
+
+def test_a_model_goes_from_loading_to_serving(fleet: Fleet, a_report: Any) -> None:
+    model = shown(fleet)
+    assert (model.name, model.aliases, model.state) == ("tiny", ("gpt",), ModelState.LOADING)
+    assert (model.engine, model.node, model.detail) == ("e", "n1", "placed")
+    report(fleet, a_report, ShardState.LOADING, progress="12 of 30 layers")
+    assert shown(fleet).detail == "12 of 30 layers"
+    report(fleet, a_report, ShardState.READY)
+    assert (shown(fleet).state, shown(fleet).detail) == (ModelState.SERVING, None)
+
+
+def test_a_model_that_failed_says_why(fleet: Fleet, a_report: Any) -> None:
+    report(fleet, a_report, ShardState.ENDED, cause="out of memory", lines=("one", "two"))
+    model = shown(fleet)
+    assert model.state is ModelState.FAILED
+    assert model.detail is not None
+    assert "out of memory" in model.detail
+    assert model.lines == ("one", "two")
+
+
+def test_a_model_that_stops_is_not_running(fleet: Fleet, a_report: Any) -> None:
+    report(fleet, a_report, ShardState.READY)
+    fleet.handle(Stopping(), 2.0)
+    assert shown(fleet).state is ModelState.STOPPED
+
+
+def test_a_model_without_a_place_says_why(a_model: Any, node: Any) -> None:
+    fleet = Fleet()
+    for event in (CatalogChanged(models=(a_model(gb=500.0),)), NodeRegistered(node=node), Wakeup(), Wakeup()):
+        fleet.handle(event, 0.0)
+    model = shown(fleet)
+    assert (model.state, model.engine, model.node) == (ModelState.FAILED, None, None)
+    assert model.detail is not None
+    assert model.detail.startswith("n1: ")
+
+
+def test_a_model_without_a_node_says_so(fleet: Fleet, a_model: Any) -> None:
+    nowhere = ModelStatistics(model=a_model(), replicas=(), verdict=Rejected())
+    (model,) = show(replace(fleet.statistics(), models=(nowhere,)), "x").models
+    assert (model.state, model.detail) == (ModelState.FAILED, "there is no node to run it")
+
+
+def test_of_several_replicas_the_nearest_to_serving_speaks(fleet: Fleet) -> None:
+    statistics = fleet.statistics()
+    (each,) = statistics.models
+    ended = replace(each.replicas[0], state=ShardState.ENDED, cause="x")
+    loading = replace(each.replicas[0], state=ShardState.LOADING, progress="half")
+    models = (replace(each, replicas=(ended, loading)),)
+    (model,) = show(replace(statistics, models=models), "x").models
+    assert (model.state, model.detail) == (ModelState.LOADING, "half")

@@ -1,0 +1,91 @@
+"""The control plane's tree: what stands when it says that it does, and how it ends."""
+
+from __future__ import annotations
+
+import gc
+import os
+import resource
+import socket
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from llmgw.config.node import NodeConfig, Timeouts
+from llmgw.core.events import CatalogChanged
+from llmgw.door.listener import bind
+from llmgw.server.tree import ServerHalf, raise_file_limit, serve_server
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    sock = bind("127.0.0.1", 0)
+    yield sock
+    sock.close()
+
+
+@pytest.fixture
+def half(listening: socket.socket) -> Iterator[ServerHalf]:
+    """A server half to be served; what it does to the collector is undone."""
+    thresholds = gc.get_threshold()
+    lines: list[str] = []
+    config = NodeConfig(timeouts=Timeouts(drain=5))
+    yield ServerHalf(config=config, engines={}, listening=listening, created=17, write_log=lines.append)
+    gc.unfreeze()
+    gc.set_threshold(*thresholds)
+
+
+async def ask(half: ServerHalf, path: str) -> bytes:
+    stream = await trio.open_tcp_stream(*half.listening.getsockname())
+    async with stream:
+        await stream.send_all(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
+        return b"".join([data async for data in stream])
+
+
+@pytest.mark.slow
+async def test_a_started_tree_answers_and_a_drained_one_ends(half: ServerHalf, a_model: object) -> None:
+    descriptors = len(os.listdir("/proc/self/fd"))
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            await nursery.start(serve_server, half)
+            assert (await ask(half, "/health")).startswith(b"HTTP/1.1 200 OK\r\n")
+            await half.scheduler.post(CatalogChanged(models=(a_model(),)))  # type: ignore[operator]
+            page = await ask(half, "/")
+            assert b"text/html" in page
+            assert b"tiny" in page
+            assert b'"tiny"' in await ask(half, "/v1/models")
+            assert half.base_url == f"http://127.0.0.1:{half.listening.getsockname()[1]}"
+            await half.drain()
+            half.hurry()
+            with pytest.raises(OSError, match="all attempts to connect"):
+                await ask(half, "/health")
+            nursery.cancel_scope.cancel()
+    # the listening socket was closed with the door
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
+
+
+async def test_a_half_that_never_started_can_be_drained(half: ServerHalf) -> None:
+    half.hurry()
+    with trio.fail_after(10):
+        await half.drain()
+
+
+def test_the_base_url_of_an_address_of_the_sixth_version_has_brackets() -> None:
+    with socket.socket(socket.AF_INET6) as sock:
+        try:
+            sock.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no ::1")
+        half = ServerHalf(config=NodeConfig(), engines={}, listening=sock, created=0, write_log=print)
+        assert half.base_url == f"http://[::1]:{sock.getsockname()[1]}"
+
+
+def test_as_many_descriptors_are_taken_as_there_may_be() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
+        raise_file_limit()
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+        raise_file_limit()
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -1,0 +1,190 @@
+"""Both halves in one process: how they are joined, when they are ready, and what a failure says."""
+
+from __future__ import annotations
+
+import gc
+import signal
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from llmgw.config.node import NodeConfig
+from llmgw.core.events import CatalogChanged, NodeRegistered, ShardChanged, Wakeup
+from llmgw.core.model import Model, ModelName, Profile, Scaling
+from llmgw.core.node import EngineFound, Node
+from llmgw.core.replica import Endpoint, ShardReport, ShardState
+from llmgw.errors import EngineFailed, LlmgwError, UsageError
+from llmgw.server.tree import ServerHalf
+from llmgw.standalone.tree import NODE, MemoryLink, _only, _raise_failure, _say_ready, _state_of, _watch_signals, run
+
+TINY = Model(
+    name=ModelName("tiny"),
+    source="/tiny.gguf",
+    scaling=Scaling(min=1, max=1),
+    profiles=(Profile(name="p", engine="e", min_memory_gb=1.0),),
+)
+
+
+def a_node(memory_gb: float = 16.0) -> Node:
+    return Node(
+        id=NODE,
+        cores=2,
+        cpu_flags=frozenset(),
+        memory_gb=memory_gb,
+        memory_available_gb=memory_gb,
+        engines=(EngineFound(engine="e", program=("e",)),),
+    )
+
+
+@pytest.fixture
+def half() -> Any:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield ServerHalf(config=NodeConfig(), engines={}, listening=listening, created=0, write_log=lambda text: None)
+
+
+def move(half: ServerHalf, *events: Any) -> None:
+    """Let things happen to the fleet, without a scheduler's task."""
+    for event in events:
+        half.scheduler._carry_out(half.scheduler.fleet.handle(event, 0.0))
+
+
+def place(half: ServerHalf, node: Node | None = None) -> None:
+    move(half, CatalogChanged(models=(TINY,)), NodeRegistered(node=node or a_node()), Wakeup(), Wakeup())
+
+
+def report(half: ServerHalf, state: ShardState, **facts: Any) -> None:
+    ((replica,),) = (each.replicas for each in half.scheduler.fleet.statistics().models)
+    spec = replica.shard
+    endpoint = Endpoint(host="127.0.0.1", port=1, served_name="tiny") if state is ShardState.READY else None
+    told = ShardReport(shard=spec.id, replica=spec.replica, epoch=spec.epoch, state=state, endpoint=endpoint, **facts)
+    move(half, ShardChanged(node=NODE, report=told))
+
+
+async def test_the_link_carries_both_ways(half: ServerHalf, nursery: trio.Nursery) -> None:
+    link = MemoryLink(half.scheduler, NODE)
+    await nursery.start(half.scheduler.serve)
+    await half.scheduler.post(CatalogChanged(models=(TINY,)))
+    await link.report(NodeRegistered(node=a_node()))
+    revision = 0
+    with trio.fail_after(10):
+        while not (desire := await link.desired(revision)).shards:
+            revision = desire.revision
+    assert desire.shards[0].model is TINY
+
+
+# -- ready
+
+
+async def test_ready_is_said_when_every_model_that_is_to_run_does(half: ServerHalf, nursery: trio.Nursery) -> None:
+    place(half)
+    said: list[str] = []
+    asleep = Model(name=ModelName("asleep"), source="x", scaling=Scaling(min=0, max=1))
+    nursery.start_soon(_say_ready, half, (TINY, asleep), said.append, None, trio.Event())
+    await trio.testing.wait_all_tasks_blocked()
+    report(half, ShardState.LOADING)
+    await trio.testing.wait_all_tasks_blocked()
+    assert said == []
+    report(half, ShardState.READY)
+    await trio.testing.wait_all_tasks_blocked()
+    assert said == [half.base_url]
+
+
+def fail_loading(half: ServerHalf) -> None:
+    place(half)
+    report(half, ShardState.ENDED, cause="out of memory", lines=("one", "two"))
+
+
+def fail_placing(half: ServerHalf) -> None:
+    place(half, a_node(memory_gb=0.1))
+
+
+@pytest.mark.parametrize(
+    ("fail", "words", "lines"),
+    [
+        (fail_loading, "tiny can't be started: out of memory", ("one", "two")),
+        (fail_placing, "tiny can't be placed: ", ()),
+    ],
+)
+async def test_who_asks_one_question_hears_the_first_failure(
+    half: ServerHalf, fail: Callable[[ServerHalf], None], words: str, lines: tuple[str, ...]
+) -> None:
+    fail(half)
+    with pytest.raises(EngineFailed) as caught, trio.fail_after(10):
+        await _say_ready(half, (TINY,), lambda url: None, "Why?", trio.Event())
+    assert words in caught.value.message
+    assert caught.value.lines == lines
+
+
+def test_a_model_that_only_waits_is_no_failure(half: ServerHalf) -> None:
+    place(half)
+    _raise_failure(half)
+
+
+# -- the end
+
+
+async def test_the_first_signal_stops_and_the_second_hurries(half: ServerHalf) -> None:
+    hurried: list[bool] = []
+
+    class Watched:
+        def hurry(self) -> None:
+            hurried.append(True)
+
+    stopping = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch_signals, stopping, Watched())
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(10):
+            signal.raise_signal(signal.SIGTERM)
+            await stopping.wait()
+        assert hurried == []
+        with trio.fail_after(10):
+            signal.raise_signal(signal.SIGINT)
+            while not hurried:  # noqa: ASYNC110 - the signal comes by its own way
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+
+
+def test_the_one_error_of_ours_is_taken_out_of_its_wrapping() -> None:
+    ours, odd = LlmgwError("x"), ValueError("y")
+    assert _only(BaseExceptionGroup("a", [BaseExceptionGroup("b", [ours])])) is ours
+    mixed = BaseExceptionGroup("a", [ours, odd])
+    assert _only(mixed) is mixed
+    alone = BaseExceptionGroup("a", [odd])
+    assert _only(alone) is alone
+
+
+def test_two_ports_have_two_states(half: ServerHalf) -> None:
+    one, two = (_state_of(NodeConfig(state="/s", port=port), half) for port in (1, 2))
+    assert one != two
+    assert one.parent == two.parent == Path("/s")
+
+
+def test_a_port_that_is_taken_is_said_before_anything_starts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        config = NodeConfig(port=taken.getsockname()[1])
+        with pytest.raises(UsageError, match="--port"):
+            run(config, (), on_ready=lambda url: None)
+
+
+@pytest.mark.slow
+def test_without_models_it_is_ready_at_once_and_stops_when_it_is_told(tmp_path: Path) -> None:
+    said: list[str] = []
+
+    def on_ready(url: str) -> None:
+        said.append(url)
+        signal.raise_signal(signal.SIGINT)
+
+    thresholds = gc.get_threshold()
+    try:
+        run(NodeConfig(port=0, state=str(tmp_path / "s"), cache=str(tmp_path / "c")), (), on_ready=on_ready)
+    finally:
+        gc.unfreeze()
+        gc.set_threshold(*thresholds)
+    assert len(said) == 1
+    assert said[0].startswith("http://127.0.0.1:")
