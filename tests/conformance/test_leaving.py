@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -151,3 +152,32 @@ def test_a_slow_reader_gets_every_byte(llmgw: Llmgw) -> None:
     assert len(reply.body) >= 12_000_000 * 0.99
     assert reply.events[-1] == b"[DONE]"
     assert len(set(reply.events)) == 2
+
+
+def test_hundreds_of_idle_connections_are_held_and_given_back(llmgw: Llmgw) -> None:
+    before = llmgw.descriptors()
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(Wire(llmgw.address)) for _ in range(300)]
+        for wire in wires[::3]:
+            assert wire.ask(get()).status == 200
+        for wire in wires[1::3]:
+            wire.send(b"GET /hea")
+        streams = wires[2::3]
+        for wire in streams:
+            wire.send(post(CHAT, chat({"tokens": 3, "interval_ms": 300}, stream=True)))
+        assert llmgw.cpu_share(0.5) < 0.5
+        llmgw.check_health()
+        for wire in streams:
+            assert wire.read_reply().events[-1] == b"[DONE]"
+        assert llmgw.descriptors() >= before + 300
+    wait_for(lambda: llmgw.descriptors() <= before + 1, "descriptors to come back")
+
+
+@WAYS
+def test_a_connection_that_ends_while_it_is_not_read_spins_nothing(llmgw: Llmgw, way: str) -> None:
+    with begin(llmgw, f"t-spin-{way}", {"silence": "head"}) as first, llmgw.connect() as second:
+        first.send(get() * 3)
+        second.send(get()[:-2])
+        second.sock.shutdown(1)
+        first.leave(way)
+        assert llmgw.cpu_share(0.5) < 0.3

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 
 import pytest
@@ -61,6 +62,31 @@ def test_an_engine_that_is_killed_ends_its_streams_honestly_and_comes_back(
     assert llmgw.stop() == 0
     wait_for(lambda: not is_alive(after.pid), "the engine's end")
     assert llmgw.engines() == []
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+def test_an_engine_that_is_killed_while_nobody_reads_it_spins_nothing(
+    launch: Callable[..., Llmgw], definition: str
+) -> None:
+    """Its hang-up can't be masked: a loop that watches it on and does not read it would get no rest."""
+    llmgw = launch("serve", definition).start().wait_ready()
+    with llmgw.connect(receive_bytes=4096) as wire:
+        wire.send(post(CHAT, chat({"flood": -1}, stream=True)))
+        written = -1
+
+        def is_held() -> bool:
+            nonlocal written
+            before, written = written, llmgw.engine.requests()[0]["bytes_written"]
+            return before == written > 100_000
+
+        wait_for(is_held, "the engine to be held")
+        os.kill(llmgw.engine.pid, signal.SIGKILL)
+        time.sleep(0.3)
+        assert llmgw.cpu_share() < 0.3
+        said = wire.read_to_end()
+    assert b"[DONE]" not in said
+    assert b'"stream_broken"' in said[-400:]
+    assert llmgw.stop() == 0
 
 
 def test_an_llmgw_that_is_killed_leaves_its_engine_to_the_next_one(

@@ -94,7 +94,6 @@ class Client:
         "_framing",
         "_held",
         "_keep",
-        "_pumping",
         "_queue",
         "_reader",
         "_run",
@@ -121,7 +120,6 @@ class Client:
         self._framing = Framing.NONE
         self._held = b""
         self._keep = True
-        self._pumping = False
         self._waits_for_room = False
         self.deadline = Deadline(door.reactor, self, self._look_at_clock)
         self.deadline.set(door.reactor.now + door.timeouts.keep_alive)
@@ -185,20 +183,16 @@ class Client:
 
     def pump(self) -> None:
         """Take what has come as far as it can be taken now."""
-        self._pumping = True
-        try:
-            self._pump_queue()
-        finally:
-            self._pumping = False
-
-    def _pump_queue(self) -> None:
         queue = self._queue
         while queue and not self.transport.closed:
             run = self._run
             if run is None:
                 event = queue.popleft()
                 if isinstance(event, RequestHead):
-                    self._begin(event)
+                    self.replied = False
+                    run = self._run = Run(self.door, self, event)
+                    self._give_body(run, queue)
+                    run.resume(None)
                 elif isinstance(event, Problem):
                     return self._refuse_problem(event)
             elif not run.wants_body:
@@ -209,16 +203,21 @@ class Client:
                     queue.appendleft(event)
                     return self._wait_for_room(run)
         run = self._run
-        if run is not None and run.wants_body:
+        if run is None:
+            self.transport.resume()
+        elif run.wants_body:
             # all that has come of it is taken
             self.deadline.set(self.door.reactor.now + self.door.timeouts.body)
             self.transport.resume()
         return None
 
-    def _begin(self, head: RequestHead) -> None:
-        self.replied = False
-        run = self._run = Run(self.door, self, head)
-        run.resume(None)
+    def _give_body(self, run: Run, queue: deque[RequestEvent]) -> None:
+        """Hand over the whole body where it came with the head: then nothing has to be waited for."""
+        if len(queue) > 1 and queue[1] is END:
+            body = queue[0]
+            if isinstance(body, bytes) and run.give_body(body):
+                queue.popleft()
+                queue.popleft()
 
     def _refuse_problem(self, problem: Problem) -> None:
         """What came is no request: answer it and end, since nobody knows where the next one would begin."""
@@ -230,17 +229,6 @@ class Client:
         self.door.gateway.settle(request)
         self.exchange_over()
 
-    def take_body(self) -> bytes | None:
-        """The whole body, where it came with the head: then nothing has to be waited for."""
-        queue = self._queue
-        if len(queue) > 1 and queue[1] is END:
-            body = queue[0]
-            if isinstance(body, bytes) and self.door.budget.take(len(body)):
-                queue.popleft()
-                queue.popleft()
-                return body
-        return None
-
     def read_body(self, *, expected: bool) -> None:
         """The exchange wants the body; ``expected``: the client waits for leave to send it."""
         if not self._queue:
@@ -248,7 +236,7 @@ class Client:
                 self.transport.send(CONTINUE)
             self.deadline.set(self.door.reactor.now + self.door.timeouts.body)
             self.transport.resume()
-        elif not self._pumping:
+        else:
             self.door.reactor.call_soon(self, self.pump)
 
     def body_read(self) -> None:
@@ -394,9 +382,11 @@ class Client:
         timeouts = self.door.timeouts
         # the next request may have begun behind this one
         self.deadline.set(self.door.reactor.now + (timeouts.head if self._reader.in_head else timeouts.keep_alive))
-        self.transport.resume()
         if self._queue:
+            # no more is read before these are answered: a read for each answer would fill the memory
             self.door.reactor.call_soon(self, self.pump)
+        else:
+            self.transport.resume()
         return None
 
     def gone(self, outcome: Outcome = Outcome.CLIENT_LEFT) -> None:

@@ -201,10 +201,13 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
     if refusal is not None:
         yield Refuse(refusal)
         return
-    body: bytes | Refusal = yield ReadBody()
-    if isinstance(body, Refusal):
-        yield Refuse(body)
-        return
+    body = request.body
+    if body is None:
+        read: bytes | Refusal = yield ReadBody()
+        if isinstance(read, Refusal):
+            yield Refuse(read)
+            return
+        body = read
     asked: Asked | Refusal
     if len(body) <= INLINE_BODY_BYTES:
         asked = read_body(body, chat=request.path == CHAT)
@@ -389,7 +392,9 @@ def _turn_page(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         yield Refuse(Refusal(status=503, code="starting", message=message, retry_after=1))
         return
     body = b""
-    if request.head.has_body:
+    if request.body is not None:
+        body = request.body
+    elif request.head.has_body:
         read: bytes | Refusal = yield ReadBody()
         if isinstance(read, Refusal):
             yield Refuse(read)

@@ -120,10 +120,10 @@ class RequestReader:
         if self._parser is None or self.problem is not None:
             return []
         self._fed += len(data)
-        rest = self._parse(self._parser, data)
-        # a loop, for as many of them as fit into one read may follow each other
-        while rest is not None and self.problem is None:
-            rest = self._parse(self._parser, rest)
+        try:
+            self._parser.feed_data(data)
+        except Exception as error:
+            self._parse_on(error, data)
         if self._parts:
             self._join_parts()
         events = self._events
@@ -153,19 +153,30 @@ class RequestReader:
             return False
         return not events if self._in_body else not events or events[-1] is not END
 
-    def _parse(self, parser: httptools.HttpRequestParser, data: bytes) -> bytes | None:
-        """Parse; what comes back is for the next parser: it followed a request that asked for an upgrade."""
-        try:
-            parser.feed_data(data)
-        except httptools.HttpParserUpgrade as upgrade:
-            return self._decline_upgrade(data[upgrade.args[0] :])
-        except httptools.HttpParserCallbackError as error:
-            reason = error.__context__
-            if not isinstance(reason, _Refused):
-                raise
-            self._refuse(reason.problem)
-        except httptools.HttpParserError as error:
-            self._refuse(Problem(400, "invalid_http", f"This is not a well-formed HTTP/1.1 request: {error}."))
+    def _parse_on(self, error: Exception, data: bytes) -> None:
+        """The parser stopped: refuse what made it, or go on behind a request that asked for an upgrade."""
+        stopped: Exception | None = error
+        rest: bytes | None = data
+        # a loop, for as many of them as fit into one read may follow each other
+        while stopped is not None and rest is not None:
+            if isinstance(stopped, httptools.HttpParserUpgrade):
+                rest = self._decline_upgrade(rest[stopped.args[0] :])
+            elif isinstance(stopped, httptools.HttpParserCallbackError):
+                reason = stopped.__context__
+                if not isinstance(reason, _Refused):
+                    raise stopped
+                return self._refuse(reason.problem)
+            elif isinstance(stopped, httptools.HttpParserError):
+                message = f"This is not a well-formed HTTP/1.1 request: {stopped}."
+                return self._refuse(Problem(400, "invalid_http", message))
+            else:
+                raise stopped
+            stopped = None
+            if rest is not None and self._parser is not None:
+                try:
+                    self._parser.feed_data(rest)
+                except Exception as next_error:
+                    stopped = next_error
         return None
 
     def close(self) -> None:
@@ -278,8 +289,12 @@ class RequestReader:
         self._target = b""
         self._fed = self._repeated = 0
         self._in_body = False
-        if self._parts:
-            self._join_parts()
+        parts = self._parts
+        if parts:
+            if len(parts) == 1:
+                self._events.append(parts.pop())
+            else:
+                self._join_parts()
         self._events.append(END)
 
 

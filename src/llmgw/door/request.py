@@ -26,6 +26,7 @@ class Request:
 
     __slots__ = (
         "began",
+        "body",
         "ended",
         "first_byte_at",
         "head",
@@ -49,6 +50,8 @@ class Request:
         self.peer = peer
         self.began = began
         self.ended = began
+        # the whole of it, where it came with the head
+        self.body: bytes | None = None
         self.status = 0
         # the client has a 200 and an open event stream: whatever comes now is an event
         self.opened = self.stream = False

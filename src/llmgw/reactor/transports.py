@@ -679,10 +679,13 @@ class Memory:
         return not self._stopped
 
     def _deliver(self) -> None:
-        while self._inbox and not self._paused and not self.closed:
+        # a piece at a time, as a socket would be read: what the owner puts on the run-queue comes before the next
+        if self._inbox and not self._paused and not self.closed:
             data = self._inbox.pop(0)
             self._size -= len(data)
             self.owner.received(data)
+            if self._inbox:
+                self._reactor.call_soon(self, self._deliver)
         other = self._other
         if other is not None and other._stopped and self._size <= self._capacity and not other.closed:
             other._stopped = False

@@ -175,6 +175,17 @@ class Llmgw:
     def descriptors(self) -> int:
         return len(os.listdir(f"/proc/{self.running.pid}/fd"))
 
+    def cpu_share(self, seconds: float = 1.0) -> float:
+        """What part of one CPU it takes for a while; a loop that spins takes all that it gets."""
+
+        def used() -> float:
+            fields = Path(f"/proc/{self.running.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+        before = used()
+        time.sleep(seconds)
+        return (used() - before) / seconds
+
     def check_health(self) -> None:
         """It still answers, whole and streamed, and no callback of it failed."""
         assert self.running.poll() is None, f"it ended with {self.running.returncode}:\n{self.log[-5000:]}"

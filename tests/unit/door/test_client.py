@@ -154,6 +154,19 @@ def test_what_follows_a_running_request_waits_in_the_kernel(world: Any) -> None:
     assert far.transport.pending > 100_000
 
 
+def test_who_sends_faster_than_it_is_answered_fills_no_memory(world: Any) -> None:
+    far = world.ask()
+    for _ in range(40):
+        far.say(world.chat() * 3)
+        world.turn()
+    (client,) = world.door.clients
+    for number in range(121):
+        assert len(client._queue) < 30
+        world.whole(b"%d" % number)
+    answers = world.answers(far.got)
+    assert [answer.body for answer in answers] == [b"%d" % number for number in range(121)]
+
+
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 def test_any_packets_give_the_same_replies(make_world: Callable[..., Any], data: st.DataObject) -> None:

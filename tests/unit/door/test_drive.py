@@ -48,6 +48,14 @@ def test_a_whole_reply_is_passed_on(world: Any) -> None:
     assert world.gateway.released == ["rep-1"]
 
 
+def test_a_request_that_is_over_holds_no_body(world: Any) -> None:
+    world.ask()
+    assert world.door.budget.left < world.door.budget.total
+    world.whole()
+    assert world.last.body is None
+    assert world.door.budget.left == world.door.budget.total
+
+
 def test_a_whole_reply_in_pieces_keeps_its_length(world: Any) -> None:
     far = world.ask()
     world.engine.say(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 10\r\n\r\n")
