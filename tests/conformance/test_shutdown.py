@@ -92,3 +92,22 @@ def test_a_second_ctrl_c_waits_for_no_request(start: Callable[..., Llmgw]) -> No
         llmgw.interrupt()
         assert llmgw.wait_ended() == 0
     assert llmgw.engines() == []
+
+
+def test_a_slow_reader_of_a_finished_answer_gets_the_rest_of_it(start: Callable[..., Llmgw]) -> None:
+    """The engine has long said all, and the exchange is over: what waits here is still owed."""
+    llmgw = start()
+    size = 6_000_000
+    with contextlib.ExitStack() as stack:
+        wires = [stack.enter_context(Wire(llmgw.address, receive_bytes=4096)) for _ in range(4)]
+        for at, wire in enumerate(wires):
+            # of each size some byte stays behind, however much the kernel takes
+            wire.send(post(CHAT, chat({"line_kb": (size - 1_300_000 * at) // 1000}, user=f"t-{at}")))
+        wait_for(lambda: llmgw.log.count(" done ") >= 1, "an answer that is over")
+        time.sleep(0.3)
+        llmgw.interrupt()
+        wait_for(lambda: refuses(llmgw), "the port to close")
+        time.sleep(0.3)
+        for wire in wires:
+            assert wire.read_reply().json["model"] == "m"
+    assert llmgw.wait_ended() == 0

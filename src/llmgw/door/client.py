@@ -60,18 +60,24 @@ class Framing(Enum):
     CLOSE = auto()
 
 
+FEW_HEADERS = 3
 # An enum's member is looked up by its class each time; this one is needed for each token.
 CHUNKED = Framing.CHUNKED
 
 
-@functools.lru_cache(maxsize=256)
 def first_lines(status: int, headers: Headers) -> bytes:
-    """The status line and the headers that an exchange chose: nearly always the same few."""
+    """The status line and the headers that an exchange chose."""
+    # a page's many are never the same twice, and may hold a cookie that is to be kept nowhere
+    return _known_lines(status, headers) if len(headers) <= FEW_HEADERS else _make_lines(status, headers)
+
+
+def _make_lines(status: int, headers: Headers) -> bytes:
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, "Unknown").encode())]
     lines.extend(b"%b: %b\r\n" % header for header in headers)
     return b"".join(lines)
 
 
+_known_lines = functools.lru_cache(maxsize=256)(_make_lines)
 _date = (0, b"")
 
 

@@ -31,6 +31,8 @@ ACCEPTS_A_TURN = 64
 # After "too many open files" accepting rests: the listener stays readable, and the loop would spin on it.
 REST_SECONDS = 0.5
 LEAVING_LOOK_SECONDS = 0.05
+# Connections over the limit that still get to read why, for a moment; more than these are just closed.
+MAX_TURNED_AWAY = 64
 
 Spawn = Callable[..., Any]
 
@@ -62,6 +64,7 @@ class Door:
         self._empty = trio.Event()
         # while draining: connections whose last reply is not out yet
         self._leaving: list[Transport] = []
+        self._turned_away: list[Plain] = []
         self._prefix = os.urandom(5).hex()
         self._number = 0
 
@@ -86,12 +89,14 @@ class Door:
             "HTTP/1.1 503 Service Unavailable\r\ncontent-type: application/json\r\nretry-after: 2\r\n"
             f"content-length: {len(body)}\r\nx-request-id: {self.next_id()}\r\nconnection: close\r\n\r\n"
         )
-        try:
-            sock.send(head.encode() + body)
-            sock.shutdown(socket.SHUT_WR)
-        except OSError as error:
-            log.debug("turning a connection away: %s", error)
-        self.reactor.close_later(sock)
+        self._turned_away = [transport for transport in self._turned_away if not transport.closed]
+        if len(self._turned_away) >= MAX_TURNED_AWAY:
+            self.reactor.close_later(sock)
+            return
+        transport = Plain(self.reactor, sock, _Nobody())
+        self._turned_away.append(transport)
+        transport.send(head.encode() + body)
+        transport.close(linger=True)
 
     def forget(self, client: Client) -> None:
         """A connection is over, but for what its transport still has to send."""
@@ -121,7 +126,23 @@ class Door:
         self.draining = True
         for client in list(self.clients):
             client.gone(Outcome.STOPPED)
+        for transport in self._turned_away:
+            transport.abort()
         self.pool.close()
+
+
+class _Nobody:
+    """The owner of a connection that was turned away: whatever comes of it, nobody minds."""
+
+    def received(self, data: bytes) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def lost(self, reason: str) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def on_crash(self, error: Exception) -> None: ...
 
 
 class Listener:

@@ -15,6 +15,8 @@ PAUSE_SECONDS = 0.2
 LAST_SECONDS = 1.0
 # What is kept between two batches. A log that can't be written fast enough loses lines, and says how many.
 MAX_WAITING = 20_000
+# Of these, as whole requests: each may hold a head of 64 KiB.
+MAX_WHOLE = 1_000
 
 
 class RequestLog:
@@ -24,14 +26,23 @@ class RequestLog:
         self._write = write
         self._wall = wall
         self._waiting: deque[tuple[float, Request]] = deque()
+        self._lines: deque[str] = deque()
         self._dropped = 0
 
     def add(self, request: Request) -> None:
-        """A plain call on the request's road: nothing is formatted here."""
-        if len(self._waiting) >= MAX_WAITING:
+        """A plain call on the request's road: nothing is formatted here, as long as the log is written."""
+        waiting = self._waiting
+        if len(waiting) >= MAX_WHOLE:
+            self._shorten()
+        waiting.append((self._wall(), request))
+
+    def _shorten(self) -> None:
+        """Whole requests may hold a large head each: while the log is blocked only their lines wait."""
+        at, request = self._waiting.popleft()
+        if len(self._lines) >= MAX_WAITING:
             self._dropped += 1
         else:
-            self._waiting.append((self._wall(), request))
+            self._lines.append(format_request(at, request))
 
     async def serve(self) -> None:
         """Write what there is, for ever; at the end what is left, within a second."""
@@ -44,9 +55,9 @@ class RequestLog:
                 await self._write_waiting()
 
     async def _write_waiting(self) -> None:
-        if not self._waiting and not self._dropped:
+        count = len(self._waiting) + len(self._lines) + self._dropped
+        if not count:
             return
-        count = len(self._waiting) + self._dropped
         try:
             # whoever should read the log may have stopped: nothing waits for that longer than it must
             await trio.to_thread.run_sync(self._write, self.take(), abandon_on_cancel=True)
@@ -58,7 +69,9 @@ class RequestLog:
         """All lines that wait."""
         waiting, self._waiting = self._waiting, deque()
         dropped, self._dropped = self._dropped, 0
-        lines = [format_request(at, request) for at, request in waiting]
+        lines = list(self._lines)
+        self._lines.clear()
+        lines.extend(format_request(at, request) for at, request in waiting)
         if dropped:
             lines.append(f"{dropped} requests are missing from this log: they ended faster than it was written\n")
         return "".join(lines)

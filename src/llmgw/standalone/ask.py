@@ -13,11 +13,14 @@ from llmgw.errors import LlmgwError
 
 # A prompt may be read for minutes on a small machine before the first word comes.
 TIMEOUT = httpx.Timeout(30.0, read=600.0)
+# A model as small as the demo's does not always come to an end by itself.
+MAX_TOKENS = 512
 
 
 async def ask(base_url: str, model: str, text: str, write: Callable[[str], None]) -> None:
     """Write the answer piece by piece, and a line feed at its end. LlmgwError when it is refused or breaks off."""
-    body = {"model": model, "messages": [{"role": "user", "content": text}], "stream": True}
+    messages = [{"role": "user", "content": text}]
+    body = {"model": model, "messages": messages, "max_tokens": MAX_TOKENS, "stream": True}
     url = f"{base_url.rstrip('/')}/v1/chat/completions"
     # No proxy of the environment stands between this program and itself.
     async with httpx.AsyncClient(timeout=TIMEOUT, trust_env=False) as client:

@@ -13,7 +13,7 @@ import trio.testing
 from llmgw.dialects.openai import Usage
 from llmgw.door.http1 import RequestHead
 from llmgw.door.request import Outcome, Request
-from llmgw.server.requestlog import MAX_WAITING, PAUSE_SECONDS, RequestLog, format_request
+from llmgw.server.requestlog import MAX_WAITING, MAX_WHOLE, PAUSE_SECONDS, RequestLog, format_request
 
 
 def a_request(target: bytes = b"/v1/models?x=1", **facts: Any) -> Request:
@@ -85,10 +85,10 @@ async def test_lines_are_written_in_batches() -> None:
 def test_a_log_that_is_too_slow_loses_lines_and_says_how_many() -> None:
     log = RequestLog(lambda text: None, wall=lambda: 0.0)
     request = a_request()
-    for _ in range(MAX_WAITING + 5):
+    for _ in range(MAX_WHOLE + MAX_WAITING + 5):
         log.add(request)
     lines = log.take().splitlines()
-    assert len(lines) == MAX_WAITING + 1
+    assert len(lines) == MAX_WHOLE + MAX_WAITING + 1
     assert lines[-1].startswith("5 requests are missing")
     assert log.take() == ""
 

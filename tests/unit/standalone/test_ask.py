@@ -29,6 +29,7 @@ async def answer(serve_web: Any, reply: Any, body: bytes, status: int = 200, **m
         assert json.loads(request.headers[":body"]) == {
             "model": "m",
             "messages": [{"role": "user", "content": "Why?"}],
+            "max_tokens": 512,
             "stream": True,
         }
     return "".join(said)
