@@ -225,6 +225,13 @@ def test_an_upgrade_is_declined_by_an_answer(llmgw: Llmgw) -> None:
         assert wire.ask(head + chunked(chat(), 9)).json["model"] == "m"
         wire.send(get("/health", *upgrade) + b"xyz")
         assert wire.read_reply().status == 200
+    for refused in (get("/health", "Host: again"), get("/health", *(f"X-{n}: y" for n in range(300)))):
+        with llmgw.connect() as wire:
+            # what follows has no known beginning: the answer before it is the last
+            reply = wire.ask(get("/health", *upgrade) + refused)
+            assert (reply.status, reply.get("connection")) == (200, "close")
+            assert wire.over
+    llmgw.check_health()
 
 
 def test_a_target_may_be_absolute(llmgw: Llmgw) -> None:

@@ -120,10 +120,15 @@ class RequestReader:
         if self._parser is None or self.problem is not None:
             return []
         self._fed += len(data)
+        stopped: Exception | None = None
         try:
             self._parser.feed_data(data)
         except Exception as error:
-            self._parse_on(error, data)
+            stopped = error
+        if stopped is not None:
+            # not inside ``except``: what the parser raises next would have this as its context, in place of its reason
+            self._parse_on(stopped, data)
+            stopped = None  # whose traceback holds this frame
         if self._parts:
             self._join_parts()
         events = self._events

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import h11
 import pytest
@@ -239,6 +240,18 @@ class World:
         """A chunk of the engine's stream."""
         self.engine.say(b"%x\r\n%b\r\n" % (len(data), data) + (b"0\r\n\r\n" if ends else b""))
         self.turn()
+
+    def body_of(self, far: Any) -> bytes:
+        """The body of the one answer that came."""
+        (answer,) = self.answers(bytes(far.got))
+        return bytes(answer.body)
+
+    def error_at_end(self, far: Any) -> str:
+        """The code of the error event that a stream ended with, in good order."""
+        (answer,) = self.answers(bytes(far.got))
+        assert answer.complete
+        last = answer.body.rstrip(b"\n").rpartition(b"\n")[2]
+        return str(json.loads(last.removeprefix(b"data: "))["error"]["code"])
 
     @staticmethod
     def answers(data: bytes, *, method: str = "POST") -> list[Answer]:
