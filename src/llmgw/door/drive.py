@@ -85,6 +85,8 @@ class Run:
         self.over = True
         if self._answer is not None:
             self._answer.drop()
+            # they hold each other: left so, each request would wait for the garbage collector
+            self._answer = None
         if self._scope is not None:
             self._scope.cancel()
             self._scope = None
