@@ -222,6 +222,7 @@ class Answer:
 
     def relay(self, step: Relay) -> Any:
         """Move the body to the client."""
+        self._run.drop_body()
         data, ended = self._take_early(), self._early_ended
         head = step.head
         if step.events:
@@ -229,6 +230,8 @@ class Answer:
             if not self._request.opened:
                 self._client.start(self._request, head.status, step.headers, None)
                 self._request.opened = True
+            # a stream lasts, and nobody looks at what it was asked with any more
+            self._request.head.headers = {}
         else:
             self._whole = WholeRelay(step.filters)
             length = None if step.filters and not ended else head.content_length

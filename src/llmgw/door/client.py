@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import deque
 from email.utils import formatdate
 from enum import Enum, auto
 from typing import TYPE_CHECKING
@@ -121,7 +120,7 @@ class Client:
         self.replying = False
         self.replied = False
         self._reader = RequestReader(door.limits.max_head)
-        self._queue: deque[RequestEvent] = deque()
+        self._queue: list[RequestEvent] = []
         self._run: Run | None = None
         self._framing = Framing.NONE
         self._held = b""
@@ -161,8 +160,7 @@ class Client:
         for position, event in enumerate(self._queue):
             heads += isinstance(event, RequestHead)
             if heads > limit:
-                kept = list(self._queue)[:position]
-                self._queue = deque(kept)
+                del self._queue[position:]
                 message = f"More than {limit} requests were sent ahead of their answers (max_pipelined)."
                 self._queue.append(Problem(400, "too_many_pipelined", message))
                 return
@@ -193,7 +191,7 @@ class Client:
         while queue and not self.transport.closed:
             run = self._run
             if run is None:
-                event = queue.popleft()
+                event = queue.pop(0)
                 if isinstance(event, RequestHead):
                     self.replied = False
                     run = self._run = Run(self.door, self, event)
@@ -204,9 +202,9 @@ class Client:
             elif not run.wants_body:
                 return None
             else:
-                event = queue.popleft()
+                event = queue.pop(0)
                 if not run.take(event):
-                    queue.appendleft(event)
+                    queue.insert(0, event)
                     return self._wait_for_room(run)
         run = self._run
         if run is None:
@@ -217,13 +215,12 @@ class Client:
             self.transport.resume()
         return None
 
-    def _give_body(self, run: Run, queue: deque[RequestEvent]) -> None:
+    def _give_body(self, run: Run, queue: list[RequestEvent]) -> None:
         """Hand over the whole body where it came with the head: then nothing has to be waited for."""
         if len(queue) > 1 and queue[1] is END:
             body = queue[0]
             if isinstance(body, bytes) and run.give_body(body):
-                queue.popleft()
-                queue.popleft()
+                del queue[:2]
 
     def _refuse_problem(self, problem: Problem) -> None:
         """What came is no request: answer it and end, since nobody knows where the next one would begin."""

@@ -91,11 +91,7 @@ class Run:
             self._scope.cancel()
             self._scope = None
         if self._body_size:
-            self.door.budget.give(self._body_size)
-            self._body_size = 0
-            # the request waits on for its line in the log, and no budget counts what it holds there
-            self.request.body = None
-            self._body = []
+            self.drop_body()
         self.request.ended = self.door.reactor.now
 
     def close(self, outcome: Outcome | None = None) -> None:
@@ -125,6 +121,13 @@ class Run:
             client.exchange_over()
 
     # -- the request's body
+
+    def drop_body(self) -> None:
+        """No engine will be asked with it again: a stream, or a line of the log that waits, must not hold it."""
+        self.door.budget.give(self._body_size)
+        self._body_size = 0
+        self._body = []
+        self.request.body = None
 
     def give_body(self, body: bytes) -> bool:
         """The whole body, which came with the head. False: the exchange has to ask for it, and is refused it."""

@@ -201,18 +201,17 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
     if refusal is not None:
         yield Refuse(refusal)
         return
-    body = request.body
-    if body is None:
+    if request.body is None:
         read: bytes | Refusal = yield ReadBody()
         if isinstance(read, Refusal):
             yield Refuse(read)
             return
-        body = read
+        request.body = read
     asked: Asked | Refusal
-    if len(body) <= INLINE_BODY_BYTES:
-        asked = read_body(body, chat=request.path == CHAT)
+    if len(request.body) <= INLINE_BODY_BYTES:
+        asked = read_body(request.body, chat=request.path == CHAT)
     else:
-        asked = yield Park(_in_thread, (functools.partial(read_body, body, chat=request.path == CHAT),))
+        asked = yield Park(_in_thread, (functools.partial(read_body, request.body, chat=request.path == CHAT),))
     if isinstance(asked, Refusal):
         yield Refuse(asked)
         return
@@ -222,7 +221,7 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         yield Refuse(_unknown_model(asked.model))
         return
     request.model = model.name
-    call = _Call(request, timeouts, asked, body)
+    call = _Call(request, timeouts, asked)
     tried: tuple[str, ...] = ()
     while True:
         route = gateway.choose(model, tried)
@@ -257,32 +256,22 @@ def _unreadable(head: RequestHead) -> Refusal | None:
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What is wanted of an engine: for whom, within what times, what the body says, and the body."""
+    """What is wanted of an engine: for whom, within what times, and what the body says."""
 
     request: Request
     timeouts: Timeouts
     asked: Asked
-    body: bytes
 
 
 def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
     """Ask one replica. None when the client has its answer; a Refusal when another replica may still be asked."""
-    request, timeouts, asked, body = call.request, call.timeouts, call.asked, call.body
+    request, asked = call.request, call.asked
     request.replica = route.replica
-    filters: tuple[Filter, ...] = ()
-    if asked.stream or asked.model != route.served_name:
-        if len(body) <= INLINE_EDIT_BYTES:
-            body, filters = _prepare(route, call)
-        else:
-            body, filters = yield Park(_in_thread, (functools.partial(_prepare, route, call),))
-    request_bytes = _request_bytes(request, route.address, body)
-    answer: ResponseHead | Failure | object
-    if asked.stream:
-        answer = yield Forward(
-            route.address, request_bytes, False, timeouts.response_header, timeouts.stream_open_after
-        )
+    # (in one expression: a name for it would keep a copy of the body for as long as the stream lasts)
+    if len(request.body or b"") <= INLINE_EDIT_BYTES:
+        answer: ResponseHead | Failure | object = yield _forward(route, call)
     else:
-        answer = yield Forward(route.address, request_bytes, False, timeouts.generation or None)
+        answer = yield (yield Park(_in_thread, (functools.partial(_forward, route, call),)))
     if answer is SILENT:
         answer = yield Await()
     if isinstance(answer, Failure):
@@ -298,8 +287,7 @@ def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
             Refusal(status=502, code="engine_failed", message="The engine answered a stream with something else.")
         )
         return None
-    if not events:
-        filters = ()  # what they undo is done to streams only
+    filters: tuple[Filter, ...] = (StripUsage(),) if events and _is_asked_for_usage(route, asked) else ()
     if asked.model != route.served_name:
         filters += (EchoAlias(route.served_name, asked.model, whole=not events),)
     if answer.body is not None and not events:
@@ -319,16 +307,23 @@ def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
     return None
 
 
-def _prepare(route: Route, call: _Call) -> tuple[bytes, tuple[Filter, ...]]:
-    """The body as the engine gets it, and what has to be undone in its answer."""
-    body, asked = call.body, call.asked
-    filters: tuple[Filter, ...] = ()
-    if asked.stream and not asked.wants_usage and route.usage_in_streams:
+def _is_asked_for_usage(route: Route, asked: Asked) -> bool:
+    """llmgw asks on its own account, and takes the answer out again."""
+    return asked.stream and not asked.wants_usage and route.usage_in_streams
+
+
+def _forward(route: Route, call: _Call) -> Forward:
+    """The request as the engine gets it."""
+    request, asked, timeouts = call.request, call.asked, call.timeouts
+    body = request.body or b""
+    if _is_asked_for_usage(route, asked):
         body = ask_for_usage(body, names_stream_options=asked.names_stream_options)
-        filters = (StripUsage(),)
     if asked.model != route.served_name:
         body = rename_model(body, route.served_name)
-    return body, filters
+    request_bytes = _request_bytes(request, route.address, body)
+    if asked.stream:
+        return Forward(route.address, request_bytes, False, timeouts.response_header, timeouts.stream_open_after)
+    return Forward(route.address, request_bytes, False, timeouts.generation or None)
 
 
 def _request_bytes(request: Request, address: Address, body: bytes) -> bytes:

@@ -338,6 +338,7 @@ class ResponseReader:
     """Reads one connection's responses: ``begin`` a message, ``feed`` bytes, then look at ``head`` and ``ended``."""
 
     __slots__ = (
+        "_body",
         "_bodyless",
         "_chunked",
         "_fields",
@@ -354,6 +355,7 @@ class ResponseReader:
 
     def __init__(self) -> None:
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._body = b""
         self._parts: list[bytes] = []
         self.head: ResponseHead | None = None
         self.ended = True
@@ -391,11 +393,11 @@ class ResponseReader:
             self.spoiled = True
             if not self.ended:
                 raise BadResponse(f"the engine's answer is not well-formed HTTP: {error}") from None
-        parts = self._parts
-        if not parts:
-            return b""
-        body = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
+        # nearly always one piece or none: a list for it would be one more object to touch for each token
+        body, self._body = self._body, b""
+        if self._parts:
+            body += b"".join(self._parts)
+            self._parts.clear()
         return body
 
     def finish(self) -> bool:
@@ -451,8 +453,12 @@ class ResponseReader:
             self.ended = self.spoiled = True
 
     def on_body(self, body: bytes) -> None:
-        if not self.ended:
+        if self.ended:
+            return
+        if self._body:
             self._parts.append(body)
+        else:
+            self._body = body
 
     def on_message_complete(self) -> None:
         if not self._interim:

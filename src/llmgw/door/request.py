@@ -50,7 +50,7 @@ class Request:
         self.peer = peer
         self.began = began
         self.ended = began
-        # the whole of it, where it came with the head
+        # the whole of it, from when it is read until an engine has answered
         self.body: bytes | None = None
         self.status = 0
         # the client has a 200 and an open event stream: whatever comes now is an event

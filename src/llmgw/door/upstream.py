@@ -209,7 +209,10 @@ class Upstream:
             # words that nobody asked for: the next answer could not be told from them
             self.pool.forget(self)
             return self._close()
-        self._touched = True
+        if not self._touched:
+            self._touched = True
+            # it can't be sent again now, and a stream may last for long
+            self._request = b""
         reader = self.reader
         try:
             body = reader.feed(data)

@@ -245,7 +245,7 @@ def test_an_unknown_model_is_a_404(play: Any) -> None:
 async def test_a_large_body_is_read_and_edited_in_a_thread(play: Any) -> None:
     game = play("POST", "/v1/completions")
     body = json.dumps({"model": "gpt", "prompt": "x" * INLINE_BODY_BYTES}).encode()
-    for expected in ("Asked", "tuple"):
+    for expected in ("Asked", "Forward"):
         step = game.answer(body)
         assert isinstance(step, Park)
         body = await step.call(*step.args)
