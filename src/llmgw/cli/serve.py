@@ -75,7 +75,8 @@ def serve(
     check_runnable(definitions, engines, loaded.config)
     say_not_in_effect(definitions)
     models = tuple(definition.model for definition in definitions)
-    click.echo(f"starting {', '.join(entry.name for entry in models if entry.scaling.min)}", err=True)
+    starting = ", ".join(entry.name for entry in models if entry.scaling.min)
+    click.echo(f"starting {starting}" if starting else "starting; each model loads when it is asked for", err=True)
     run(
         replace(loaded.config, models=models),
         models,

@@ -249,6 +249,13 @@ def test_a_body_that_is_not_wanted_is_not_asked_for(world: Any, extra: str, stat
     assert far.over
 
 
+def test_an_expectation_counts_when_the_body_came_all_the_same(world: Any) -> None:
+    far = send(world, world.post(b"{}", extra="Expect: 200-maybe\r\n"))
+    (answer,) = world.answers(far.got)
+    assert (answer.status, answer.error) == (417, "expectation_failed")
+    assert world.door.budget.left == world.door.budget.total
+
+
 def test_old_clients_are_not_told_to_continue(world: Any) -> None:
     far = world.connect()
     far.say(world.post(b"{}", version="1.0", extra="Expect: 100-continue\r\n")[:-2])

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from llmgw.config.node import Timeouts
-from llmgw.door.upstream import IDLE_SECONDS, MAX_IDLE, dial
+from llmgw.door.upstream import IDLE_SECONDS, MAX_IDLE, RACE_SECONDS, dial
 from llmgw.reactor.loop import Reactor
 
 
@@ -111,6 +111,17 @@ def test_a_stale_connection_is_replaced_once_and_nobody_notices(world: Any) -> N
     world.whole(b"{}")
     assert [answer.status for answer in world.answers(far.got)] == [200, 200]
     assert world.gateway.taken == ["rep-1", "rep-1"]
+
+
+def test_an_engine_that_had_the_request_for_a_while_is_not_asked_again(world: Any) -> None:
+    """It ends without a word, and may well have begun to work on it: that is no connection closed as it was reused."""
+    far = ask_and_answer(world)
+    world.ask(connection=far)
+    world.wait(RACE_SECONDS + 0.1)
+    world.engine.transport.close()
+    world.turn()
+    assert len(world.engines) == 1
+    assert [answer.status for answer in world.answers(far.got)] == [200, 502]
 
 
 def test_it_is_replaced_once_only(world: Any) -> None:
