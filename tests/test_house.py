@@ -84,7 +84,7 @@ def public_files() -> list[Path]:
     if listing.returncode == 0:
         found = [ROOT / name for name in os.fsdecode(listing.stdout).split("\0") if name]
     else:
-        made = {".venv", ".nox", ".git", "__pycache__", "build", "dist"}
+        made = {".venv", ".nox", ".git", ".hypothesis", "__pycache__", "build", "dist"}
         found = [path for path in ROOT.rglob("*") if not made & set(path.parts) and "cache" not in str(path.parent)]
     return [path for path in found if path.is_file()]
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import os
 import time
 from collections.abc import Callable, Iterator
 
@@ -69,12 +71,23 @@ def test_a_client_that_sends_on_reads_why_it_was_refused(llmgw: Llmgw) -> None:
 @contextlib.contextmanager
 def held_bodies(llmgw: Llmgw) -> Iterator[list[Wire]]:
     """Two running requests, whose bodies leave no room for a third."""
-    body = chat({"tokens": 10_000, "interval_ms": 50}, stream=True, padding="x" * (2 * MIB - 300))
+    tags = [f"held-{os.urandom(4).hex()}" for _ in range(2)]
     with llmgw.connect() as one, llmgw.connect() as two:
-        for wire in (one, two):
+        for wire, tag in zip((one, two), tags, strict=True):
+            # a body counts until the engine has answered
+            wire.send(post(CHAT, chat({"silence": "head"}, user=tag, padding="x" * (2 * MIB - 300))))
+            wait_for(functools.partial(llmgw.engine.find, tag), f"request {tag} at the engine")
+        yield [one, two]
+
+
+def test_a_stream_that_runs_holds_no_body(llmgw: Llmgw) -> None:
+    body = chat({"tokens": 10_000, "interval_ms": 50}, stream=True, padding="x" * (2 * MIB - 300))
+    with contextlib.ExitStack() as stack:
+        for _ in range(3):
+            wire = stack.enter_context(llmgw.connect())
             wire.send(post(CHAT, body))
             wire.read_until(b"\n\n")
-        yield [one, two]
+        assert llmgw.ask(post(CHAT, chat(padding="x" * (2 * MIB - 200)))).status == 200
 
 
 def test_bodies_share_one_memory(llmgw: Llmgw) -> None:

