@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmgw.cli.options import Run, node_options, start_log
+from llmgw.cli.log import start_log
+from llmgw.cli.options import Run, node_options
 
 if TYPE_CHECKING:
     from llmgw.config.node import NodeConfig

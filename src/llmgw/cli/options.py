@@ -1,8 +1,7 @@
-"""What ``serve`` and ``demo`` have in common: their options, their log, and the notices before they start."""
+"""What ``serve`` and ``demo`` have in common: their options, and the notices before they start."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
@@ -41,12 +40,6 @@ def node_options(command: Command) -> Command:
     ):
         command = decorate(command)
     return command
-
-
-def start_log(*, verbose: bool) -> None:
-    """The log goes to stderr, so that stdout holds answers and addresses only."""
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    logging.getLogger("llmgw").setLevel(logging.INFO if verbose else logging.WARNING)
 
 
 def say_not_in_effect(definitions: tuple[Definition, ...]) -> None:

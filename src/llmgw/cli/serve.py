@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmgw.cli.options import Run, node_options, say_not_in_effect, start_log
+from llmgw.cli.log import start_log
+from llmgw.cli.options import Run, node_options, say_not_in_effect
 from llmgw.errors import ConfigError, Problem, UsageError
 
 if TYPE_CHECKING:

@@ -154,6 +154,11 @@ class Answer:
         else:
             self._broken(failure.reason)
 
+    @property
+    def at_boundary(self) -> bool:
+        """An event of ours may follow what the client has."""
+        return self._request.opened and (self._events is None or self._events.at_boundary)
+
     def on_crash(self, error: Exception) -> None:
         self._run.on_crash(error)
 

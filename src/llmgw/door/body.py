@@ -20,6 +20,9 @@ _SCALAR = re.compile(rb"[^,}\]\s]+")
 _SPACE = re.compile(rb"[ \t\r\n]*")
 
 
+MAX_KEYS = 1000
+
+
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
 
@@ -73,7 +76,14 @@ def ask_for_usage(body: bytes, *, names_stream_options: bool) -> bytes:
     start, end = _spans(body, 0)["stream_options"]
     if body[start:end] == b"null":
         return b'%b{"include_usage":true}%b' % (body[:start], body[end:])
-    inner = _spans(body, start).get("include_usage")
+    options = _spans(body, start)
+    constant = options.get("continuous_usage_stats")
+    if constant is not None and body[constant[0] : constant[1]] == b"true":
+        # without include_usage it means nothing; with ours, usage in every event for a client that wants none
+        body = b"%bfalse%b" % (body[: constant[0]], body[constant[1] :])
+        options = _spans(body, start)
+        end += 1
+    inner = options.get("include_usage")
     if inner is None:
         return _insert(body, start, b'"include_usage":true', end)
     return b"%btrue%b" % (body[: inner[0]], body[inner[1] :])
@@ -92,6 +102,10 @@ def _insert(body: bytes, start: int, field: bytes, end: int | None = None) -> by
     return b"%b%b%b%b" % (body[:brace], field, b"" if empty else b",", body[brace:])
 
 
+class TooManyKeys(Exception):  # noqa: N818 - a fact about a body, told in a sentence
+    """Looking for one key among millions takes seconds, and no API has them."""
+
+
 def _spans(body: bytes, start: int) -> dict[str, tuple[int, int]]:
     """Where the values of an object's own keys stand; of a key that came twice the last, which is the one that counts.
 
@@ -99,7 +113,11 @@ def _spans(body: bytes, start: int) -> dict[str, tuple[int, int]]:
     """
     spans: dict[str, tuple[int, int]] = {}
     at = _end(_SPACE, body, body.index(b"{", start) + 1)
+    count = 0
     while body[at] != ord("}"):
+        count += 1
+        if count > MAX_KEYS:
+            raise TooManyKeys(f"The request's body has an object with more than {MAX_KEYS} keys.")
         key_end = _end(_STRING, body, at)
         value = _end(_SPACE, body, _end(_SPACE, body, key_end) + 1)
         value_end = _value_end(body, value)

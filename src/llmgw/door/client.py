@@ -60,6 +60,8 @@ class Framing(Enum):
 
 
 FEW_HEADERS = 3
+# What a client may leave unread of its answers before the next request that it has sent is begun.
+UNREAD_BYTES = 64 * 1024
 # An enum's member is looked up by its class each time; this one is needed for each token.
 CHUNKED = Framing.CHUNKED
 
@@ -102,6 +104,7 @@ class Client:
         "_queue",
         "_reader",
         "_run",
+        "_unread",
         "_waits_for_room",
         "deadline",
         "door",
@@ -126,6 +129,7 @@ class Client:
         self._held = b""
         self._keep = True
         self._waits_for_room = False
+        self._unread = 0
         self.deadline = Deadline(door.reactor, self, self._look_at_clock)
         self.deadline.set(door.reactor.now + door.timeouts.keep_alive)
 
@@ -151,6 +155,9 @@ class Client:
         else:
             # a pipelined request: it can wait in the kernel
             self.transport.pause()
+        if self.transport.pending:
+            # of answers that are not read either
+            self.transport.pause()
         if len(events) > self.door.limits.max_pipelined:
             self._check_pipeline()
 
@@ -175,6 +182,8 @@ class Client:
     def drained(self) -> None:
         if self._run is not None:
             self._run.drained()
+        else:
+            self._wait_for_next()
 
     def on_crash(self, error: Exception) -> None:
         run = self._run
@@ -190,6 +199,9 @@ class Client:
         queue = self._queue
         while queue and not self.transport.closed:
             run = self._run
+            if run is None and self.transport.pending > UNREAD_BYTES:
+                # whoever does not read its answers gets no more of them
+                return None
             if run is None:
                 event = queue.pop(0)
                 if isinstance(event, RequestHead):
@@ -208,7 +220,8 @@ class Client:
                     return self._wait_for_room(run)
         run = self._run
         if run is None:
-            self.transport.resume()
+            if not self.transport.pending:
+                self.transport.resume()
         elif run.wants_body:
             # all that has come of it is taken
             self.deadline.set(self.door.reactor.now + self.door.timeouts.body)
@@ -382,15 +395,21 @@ class Client:
         if not self._keep or self.door.draining:
             self.transport.close(linger=True)
             return self.transport_over()
+        self._wait_for_next()
+        return None
+
+    def _wait_for_next(self) -> None:
         timeouts = self.door.timeouts
+        self._unread = self.transport.pending
         # the next request may have begun behind this one
-        self.deadline.set(self.door.reactor.now + (timeouts.head if self._reader.in_head else timeouts.keep_alive))
+        next_seconds = timeouts.head if self._reader.in_head else timeouts.keep_alive
+        seconds = timeouts.idle if self._unread else next_seconds
+        self.deadline.set(self.door.reactor.now + seconds)
         if self._queue:
             # no more is read before these are answered: a read for each answer would fill the memory
             self.door.reactor.call_soon(self, self.pump)
-        else:
+        elif not self._unread:
             self.transport.resume()
-        return None
 
     def gone(self, outcome: Outcome = Outcome.CLIENT_LEFT) -> None:
         """The connection is over, whatever was on it."""
@@ -410,6 +429,13 @@ class Client:
             self.transport.close()
             self.transport_over()
 
+    def stop(self) -> None:
+        """The program waits no longer: a running request is told so, as well as it still can be."""
+        if self._run is not None and not self.replied:
+            self._run.stop()
+        else:
+            self.gone(Outcome.STOPPED)
+
     def transport_over(self) -> None:
         """Leave the door's list and the buckets; break the reader's cycle."""
         self.deadline.drop()
@@ -426,6 +452,10 @@ class Client:
                 run.body_late()
             else:
                 run.look_at_clock()
+        elif self.transport.pending:
+            if self.transport.pending == self._unread:
+                return self.gone(Outcome.CLIENT_STALLED)
+            self._wait_for_next()
         elif self._reader.in_head:
             seconds = self.door.timeouts.head
             message = f"The request's head was not complete within {seconds:g} s."
@@ -433,3 +463,4 @@ class Client:
         elif not self._queue:  # else a request has come at the last moment
             self.transport.close()
             self.transport_over()
+        return None

@@ -120,6 +120,21 @@ class Run:
             client.refuse(Refusal(status=500, code="internal_error", message=message), self.request)
             client.exchange_over()
 
+    def stop(self) -> None:
+        """The program ends and waits for this no longer."""
+        message = "The server is stopping."
+        refusal = Refusal(status=503, code="stopping", message=message, retry_after=5)
+        client, answer = self.client, self._answer
+        at_boundary = answer is not None and answer.at_boundary
+        self.close(Outcome.STOPPED)
+        if not client.replying:
+            client.refuse(refusal, self.request)
+        elif at_boundary:
+            client.finish(error_event(refusal), close=True)
+        else:
+            client.cut()
+        client.exchange_over()
+
     # -- the request's body
 
     def drop_body(self) -> None:

@@ -20,7 +20,7 @@ from llmgw.core.identity import Caller
 from llmgw.core.model import Model
 from llmgw.dialects import openai
 from llmgw.dialects.refusal import Refusal
-from llmgw.door.body import Asked, ask_for_usage, read_body, rename_model
+from llmgw.door.body import Asked, TooManyKeys, ask_for_usage, read_body, rename_model
 from llmgw.door.http1 import RequestHead, ResponseHead
 from llmgw.door.origin import Origins
 from llmgw.door.relay import EchoAlias, Filter, StripUsage, usage_in_events, usage_in_reply
@@ -49,6 +49,7 @@ HEALTH = "/health"
 # A larger body is decoded, or edited, in a thread: 10 ms of one turn is all that everybody else can spare.
 INLINE_BODY_BYTES = 1024 * 1024
 INLINE_EDIT_BYTES = 64 * 1024
+BODY_THREADS = 2
 ENGINE_ERROR_BYTES = 256 * 1024
 # An answer of these says "not me, not now": another replica may do better.
 ELSEWHERE = frozenset({502, 503, 504})
@@ -243,7 +244,20 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
 
 
 async def _in_thread(call: Any) -> Any:
-    return await trio.to_thread.run_sync(call)
+    # few at a time, apart from everybody else's threads; one whose client has left is not waited for
+    return await trio.to_thread.run_sync(call, limiter=_limiter(), abandon_on_cancel=True)
+
+
+_limiters: trio.lowlevel.RunVar[trio.CapacityLimiter] = trio.lowlevel.RunVar("llmgw.door.bodies")
+
+
+def _limiter() -> trio.CapacityLimiter:
+    try:
+        return _limiters.get()
+    except LookupError:
+        limiter = trio.CapacityLimiter(BODY_THREADS)
+        _limiters.set(limiter)
+        return limiter
 
 
 def _unreadable(head: RequestHead) -> Refusal | None:
@@ -267,11 +281,14 @@ def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
     """Ask one replica. None when the client has its answer; a Refusal when another replica may still be asked."""
     request, asked = call.request, call.asked
     request.replica = route.replica
-    # (in one expression: a name for it would keep a copy of the body for as long as the stream lasts)
     if len(request.body or b"") <= INLINE_EDIT_BYTES:
-        answer: ResponseHead | Failure | object = yield _forward(route, call)
+        step: Step = _forward(route, call)
     else:
-        answer = yield (yield Park(_in_thread, (functools.partial(_forward, route, call),)))
+        step = yield Park(_in_thread, (functools.partial(_forward, route, call),))
+    answer: ResponseHead | Failure | object = yield step
+    if isinstance(step, Refuse):
+        return None
+    del step
     if answer is SILENT:
         answer = yield Await()
     if isinstance(answer, Failure):
@@ -312,14 +329,17 @@ def _is_asked_for_usage(route: Route, asked: Asked) -> bool:
     return asked.stream and not asked.wants_usage and route.usage_in_streams
 
 
-def _forward(route: Route, call: _Call) -> Forward:
+def _forward(route: Route, call: _Call) -> Forward | Refuse:
     """The request as the engine gets it."""
     request, asked, timeouts = call.request, call.asked, call.timeouts
     body = request.body or b""
-    if _is_asked_for_usage(route, asked):
-        body = ask_for_usage(body, names_stream_options=asked.names_stream_options)
-    if asked.model != route.served_name:
-        body = rename_model(body, route.served_name)
+    try:
+        if _is_asked_for_usage(route, asked):
+            body = ask_for_usage(body, names_stream_options=asked.names_stream_options)
+        if asked.model != route.served_name:
+            body = rename_model(body, route.served_name)
+    except TooManyKeys as error:
+        return Refuse(Refusal(status=400, code="invalid_request", message=str(error)))
     request_bytes = _request_bytes(request, route.address, body)
     if asked.stream:
         return Forward(route.address, request_bytes, False, timeouts.response_header, timeouts.stream_open_after)
@@ -359,7 +379,7 @@ def _report_failure(request: Request, route: Route, failure: Failure) -> Generat
 
 def _report_engine_error(request: Request, answer: ResponseHead) -> Generator[Step, Any, Refusal | None]:
     body: bytes = yield Collect(ENGINE_ERROR_BYTES)
-    status = answer.status if answer.status >= 400 else 502
+    status = answer.status if 400 <= answer.status < 600 else 502
     refusal = openai.read_engine_error(status, body)
     request.problem = f"the engine answered {answer.status}: {refusal.message[:300]}"
     if status in ELSEWHERE or status == 429:
@@ -414,7 +434,7 @@ def _turn_page(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
 
 def _page_request(request: Request, body: bytes) -> bytes:
     head = request.head
-    lines = [b"%b %b HTTP/1.1" % (head.method.encode(), head.target)]
+    lines = [b"%b %b HTTP/1.1" % (head.method.encode(), head.origin_form)]
     for name, value in head.headers.items():
         ours = name.startswith(b"x-llmgw-") and name not in CLIENT_HEADERS
         if not (ours or name in HOP_BY_HOP or name in FORWARDED_HEADERS or name == b"x-request-id"):

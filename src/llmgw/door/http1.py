@@ -6,6 +6,7 @@ here: Host, versions, codings other than chunked, size and number of header fiel
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -54,13 +55,27 @@ class RequestHead(msgspec.Struct):
         return self.chunked or bool(self.content_length)
 
     @property
+    def origin_form(self) -> bytes:
+        """The target without scheme and authority: path and query, as a server that is no proxy is asked."""
+        target = self.target
+        if target.startswith(b"/") or b"://" not in target:
+            return target
+        rest = target.partition(b"://")[2]
+        ends = [at for at in (rest.find(b"/"), rest.find(b"?")) if at >= 0]
+        rest = rest[min(ends) :] if ends else b""
+        return rest if rest.startswith(b"/") else b"/" + rest
+
+    @property
+    def authority(self) -> bytes:
+        """Whom the request is for: an absolute target's own word goes before the Host (RFC 9112, 3.2.2)."""
+        if self.target.startswith(b"/") or b"://" not in self.target:
+            return self.headers.get(b"host", b"")
+        return re.split(rb"[/?]", self.target.partition(b"://")[2], maxsplit=1)[0]
+
+    @property
     def path(self) -> str:
         """The target's path, undecoded, without its query; an absolute target's own path."""
-        target = self.target
-        if not target.startswith(b"/") and b"://" in target:
-            slash = target.find(b"/", target.find(b"://") + 3)
-            target = target[slash:] if slash >= 0 else b"/"
-        return target.partition(b"?")[0].decode("latin-1")
+        return self.origin_form.partition(b"?")[0].decode("latin-1")
 
 
 RequestEvent = RequestHead | bytes | End | Problem

@@ -18,7 +18,6 @@ from llmgw.door.budget import Budget
 from llmgw.door.client import Client
 from llmgw.door.exchange import Gateway
 from llmgw.door.origin import Origins
-from llmgw.door.request import Outcome
 from llmgw.door.upstream import Pool
 from llmgw.errors import UsageError
 from llmgw.reactor.loop import IN, Deadline, Reactor
@@ -113,6 +112,10 @@ class Door:
             client.close_idle()
         if self.clients:
             await self._empty.wait()
+        await self.wait_sent()
+
+    async def wait_sent(self) -> None:
+        """Wait until the last words of closed connections are out; the caller bounds the time."""
         while any(transport.pending for transport in self._leaving):  # noqa: ASYNC110 - a closed client is told nothing
             await trio.sleep(LEAVING_LOOK_SECONDS)
 
@@ -122,10 +125,10 @@ class Door:
         self._empty.set()
 
     def close(self) -> None:
-        """End what is left, now."""
+        """End what is left, now; ``wait_sent`` waits for the last words."""
         self.draining = True
         for client in list(self.clients):
-            client.gone(Outcome.STOPPED)
+            client.stop()
         for transport in self._turned_away:
             transport.abort()
         self.pool.close()

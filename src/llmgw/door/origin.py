@@ -24,7 +24,8 @@ class Origins:
     """The rule of one door: loopback names only, and of origins the listed ones, by default those of loopback."""
 
     def __init__(self, host: str, cors_origins: tuple[str, ...] = ()) -> None:
-        self._own = host.encode().lower()
+        own = re.escape(f"[{host}]" if ":" in host else host).encode()
+        self._own = re.compile(own + rb"(?::\d{1,5})?", re.IGNORECASE)
         self._any = "*" in cors_origins
         self._listed = frozenset(origin.rstrip("/").encode().lower() for origin in cors_origins)
         # the few hosts that clients really use, so that a warm request costs one look into a set
@@ -32,7 +33,7 @@ class Origins:
 
     def refuse(self, head: RequestHead) -> Refusal | None:
         """None when the request may go on."""
-        host = head.headers.get(b"host", b"")
+        host = head.authority
         if host not in self._known_hosts and not self._admit_host(host):
             shown = host.decode("latin-1")[:100]
             return Refusal(
@@ -53,7 +54,7 @@ class Origins:
 
     def _admit_host(self, host: bytes) -> bool:
         # an HTTP/1.0 client (a probe, an old proxy) may send none; a browser always does
-        allowed = not host or _LOOPBACK.fullmatch(host) is not None or host.lower().rsplit(b":", 1)[0] == self._own
+        allowed = not host or _LOOPBACK.fullmatch(host) is not None or self._own.fullmatch(host) is not None
         if allowed and len(self._known_hosts) < 100:
             self._known_hosts.add(host)
         return allowed

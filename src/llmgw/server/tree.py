@@ -38,6 +38,8 @@ from llmgw.server.showing import show
 from llmgw.web.landing import create_app
 
 PAGES_DRAIN_SECONDS = 2.0
+# What clients get to read why their request was cut.
+LAST_WORDS_SECONDS = 0.5
 # The collector walks everything that is alive; after start most of it stays alive for ever, so it is set aside, and the
 # young generation may grow further before a walk: a walk is a pause of every stream.
 GC_THRESHOLDS = (50_000, 20, 50)
@@ -71,6 +73,8 @@ class ServerHalf:
             with trio.move_on_after(self.config.timeouts.drain):
                 await self.door.drain()
             self.door.close()
+            with trio.move_on_after(LAST_WORDS_SECONDS):
+                await self.door.wait_sent()
 
     def hurry(self) -> None:
         """Somebody asked twice: end running requests now."""

@@ -34,6 +34,7 @@ from llmgw.server.scheduler import Scheduler
 from llmgw.server.tree import ServerHalf, raise_file_limit, serve_server
 from llmgw.standalone.ask import ask as ask_model
 from llmgw.standalone.settings import state_folder, weights_cache
+from llmgw.standalone.stderr import write_stderr
 
 # A node by itself has no name to defend, and a machine that is renamed must find its engines again.
 NODE = NodeId("local")
@@ -99,7 +100,7 @@ async def _main(
         engines=load_engines(),
         listening=listening,  # type: ignore[arg-type]
         created=int(time.time()),
-        write_log=_write_log if question is None else _drop_log,
+        write_log=write_stderr if question is None else _drop_log,
     )
     settings = AgentSettings(
         node_id=NODE,
@@ -131,11 +132,6 @@ async def _main(
 def _state_of(config: NodeConfig, half: ServerHalf) -> Path:
     """A folder per port, so that two of them on one machine do not take over each other's engines."""
     return state_folder(config) / f"serve-{config.port or 'any'}"
-
-
-def _write_log(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()
 
 
 def _drop_log(text: str) -> None:

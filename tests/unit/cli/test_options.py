@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import click
 import pytest
 from click.testing import CliRunner
 
-from llmgw.cli.options import node_options, say_not_in_effect, start_log
+from llmgw.cli.options import node_options, say_not_in_effect
 from llmgw.config.definition import Definition
 from llmgw.core.model import Model, ModelName
 
@@ -18,14 +15,6 @@ from llmgw.core.model import Model, ModelName
 @node_options
 def shown(**options: object) -> None:
     click.echo(sorted(options.items(), key=lambda item: item[0]))
-
-
-@pytest.fixture
-def own_level() -> Iterator[logging.Logger]:
-    logger = logging.getLogger("llmgw")
-    before = logger.level
-    yield logger
-    logger.setLevel(before)
 
 
 def test_without_options_nothing_is_overridden() -> None:
@@ -37,12 +26,6 @@ def test_a_port_that_is_none_is_refused(port: str) -> None:
     done = CliRunner().invoke(shown, ["--port", port])
     assert done.exit_code == 2
     assert "--port" in done.output
-
-
-@pytest.mark.parametrize(("verbose", "level"), [(False, logging.WARNING), (True, logging.INFO)])
-def test_verbose_logs_what_happens(own_level: logging.Logger, verbose: bool, level: int) -> None:
-    start_log(verbose=verbose)
-    assert own_level.level == level
 
 
 def test_keys_that_do_nothing_yet_are_named_once_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:
