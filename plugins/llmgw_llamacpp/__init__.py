@@ -77,9 +77,10 @@ def engine_build_command(launch: Launch) -> Command:
         argv += ["--threads", str(launch.threads)]
     # --no-webui is the name of this switch in every version; the newer --no-ui is not.
     argv += ["--metrics", "--no-webui", *launch.args]
-    env = {}
+    # Else a failed assertion starts gdb on the process, and its frames bury the line that names the cause.
+    env = {"GGML_NO_BACKTRACE": "1"}
     if launch.gpus:
-        env = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
+        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
     return Command(argv=tuple(argv), env=env, scrub=INHERITED)
 
 

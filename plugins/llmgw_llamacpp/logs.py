@@ -16,6 +16,9 @@ _LONGEST = 2000
 _LINE = re.compile(r"\s*(?:\d+\.\d+\.\d+\.\d+ )?([IWEDT]) (.*)")
 _PLACE = re.compile(r"(?:\w+ +)?[\w~]+(?:\(\))?: ")
 
+# A place in llama.cpp's sources, up to the file's name.
+_SOURCE = r"(?:\S*/)?(?=[\w.-]+\.(?:c|cc|cpp|cu|cuh|h|hpp|m|mm):\d+: )"
+
 _PROGRESS = (
     (re.compile(r"loading model '(?:.*/)?([^'/]+)'"), "loading {0}"),
     (re.compile(r"loading model tensors, this can take a while"), "loading the weights"),
@@ -32,6 +35,10 @@ _FATAL = (
     re.compile(r"(?:error: )?(the supplied chat template is not supported.*)"),
     re.compile(r".*?(GGML_ASSERT\(.+)"),
     re.compile(r".*?(CUDA error: .+)"),
+    # The last word before an abort: "…/common.cpp:2245: get_sub_batch: failed to add token …". Of a few it is only
+    # "fatal error", and then the place is all that there is to look for.
+    re.compile(_SOURCE + r"([\w.-]+:\d+: fatal error)"),
+    re.compile(_SOURCE + r"[\w.-]+:\d+: (?:\w+: )?(.+)"),
     re.compile(r".*?((?:cudaMalloc|ggml_aligned_malloc)\S* (?:failed|insufficient).+|insufficient memory .+)"),
     re.compile(r"\s*what\(\): +(.+)"),
     re.compile(r"([A-Z]\w*(?:Error|Exception): .+)"),

@@ -8,6 +8,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from lab.running import Llmgw, free_port, wait_for
@@ -107,7 +108,7 @@ def test_an_llmgw_that_is_killed_leaves_its_engine_to_the_next_one(
     wait_for(lambda: not is_alive(engine.pid), "the engine's end")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_stop_leaves_no_process(launch: Callable[..., Llmgw], definition: str, signum: int) -> None:
     llmgw = launch("serve", definition, timeouts={"drain": "1s"}).start().wait_ready()
     engine = llmgw.engine
@@ -161,13 +162,31 @@ def test_a_port_serves_one_llmgw_and_the_second_is_told(launch: Callable[..., Ll
 
 
 @pytest.mark.parametrize("definition", ["fake"], indirect=True)
-def test_a_state_folder_belongs_to_one_llmgw_and_the_second_is_told(
-    launch: Callable[..., Llmgw], definition: str
-) -> None:
-    """Port 0 is a free one each time, and one folder for all of them."""
+def test_any_free_port_can_be_taken_by_several(launch: Callable[..., Llmgw], definition: str) -> None:
+    """One state folder for both, and the engines of one are none of the other's."""
     first = launch("serve", definition).start().wait_ready()
-    second = launch("serve", definition, folder=first.folder / "second", state=str(first.state)).start()
-    assert second.wait_ended() == 2
+    second = launch("serve", definition, folder=first.folder / "second", state=str(first.state)).start().wait_ready()
+    assert second.stop() == 0
     assert "Traceback" not in second.log
     assert content_of(first)
     assert first.stop() == 0
+
+
+@pytest.mark.e2e
+def test_a_question_that_is_refused_leaves_no_process(launch: Callable[..., Llmgw], weights: Path) -> None:
+    llmgw = launch("demo", "--model", str(weights), "--ask", "hello world " * 9000).start()
+    assert llmgw.wait_ended() == 1
+    assert "exceeds the available context" in llmgw.log
+    assert llmgw.engines() == []
+    assert "Traceback" not in llmgw.log
+
+
+@pytest.mark.e2e
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_a_question_that_is_interrupted_has_no_answer(launch: Callable[..., Llmgw], weights: Path, signum: int) -> None:
+    llmgw = launch("demo", "--model", str(weights), "--ask", "Write a very long story.").start()
+    wait_for(llmgw.engines, "the engine's start")
+    llmgw.running.send_signal(signum)
+    assert llmgw.wait_ended() == 130
+    assert llmgw.engines() == []
+    assert "Traceback" not in llmgw.log

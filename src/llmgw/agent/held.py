@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -95,29 +96,34 @@ class Held:
         self.telling.process(pid, endpoint_of(self.spec, self.port))
 
     def _start(self, command: Command, port: int) -> int:
-        state, path = self.tools.state, self.log.path
-        begin_log(path)
-        self.log = LogFile(path)
+        state, path, program = self.tools.state, self.log.path, command.argv[0]
         marker = state.marker(self.spec)
         try:
+            begin_log(path)
+            self.log = LogFile(path)
             # Held before anything else can fail, so that it is stopped when its file can't be written.
             process = self.process = start_process(command, log=path, marker=marker)
         except OSError as error:
-            raise EngineFailed(f"{command.argv[0]} can't be started: {error.strerror or error}") from error
+            # The file that is in the way need not be the program: its log, or the folder that it is to run in.
+            where = "" if error.filename in (None, program) else f"{os.fsdecode(error.filename)}: "
+            raise EngineFailed(f"{program} can't be started: {where}{error.strerror or error}") from error
         argv_hash = hash_argv(command.argv)
         log.info("shard %s: pid %d, port %d, command %s", self.spec.id, process.pid, port, argv_hash)
-        state.write(
-            ShardRecord(
-                spec=self.spec,
-                pid=process.pid,
-                start_time=process.start_time,
-                boot_id=read_boot_id(),
-                argv_hash=argv_hash,
-                port=port,
-                log=str(path),
-                marker=marker,
-            )
+        record = ShardRecord(
+            spec=self.spec,
+            pid=process.pid,
+            start_time=process.start_time,
+            boot_id=read_boot_id(),
+            argv_hash=argv_hash,
+            port=port,
+            log=str(path),
+            marker=marker,
         )
+        try:
+            state.write(record)
+        except OSError as error:
+            # Without it the next agent would not know this engine for its own.
+            raise EngineFailed(f"state file {error.filename} can't be written: {error.strerror or error}") from error
         return process.pid
 
     def read_log(self) -> list[str]:

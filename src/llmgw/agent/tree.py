@@ -22,6 +22,7 @@ from llmgw.core.replica import ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.engines.registry import Engine
 from llmgw.errors import LinkLost
 from llmgw.host.ports import Ports
+from llmgw.host.process import find_marked, is_killed
 from llmgw.host.state import StateFolder, hold_state
 
 log = logging.getLogger(__name__)
@@ -47,7 +48,7 @@ async def serve_node(
     """Run what the server desires, for ever. Started once the engines that ran before are taken over.
 
     Being cancelled leaves the engines running: to stop them, desire nothing and wait for their ENDED. Raises UsageError
-    when another program works with the same state folder.
+    when another program works with the same state folder, or that can't be used.
     """
     with hold_state(settings.state):
         state = StateFolder(settings.state)
@@ -140,7 +141,15 @@ class Shards:
 
     def say_farewell(self) -> None:
         """Say which engines go on without this agent."""
-        pids = [str(life.last.pid) for life in self._running.values() if life.last.pid is not None]
+        alive = find_marked(self._tools.state.marker_prefix())
+        markers = {self._tools.state.marker(life.spec) for life in self._running.values()}
+        leaders = {life.last.pid for life in self._running.values()}
+        # An engine's children may outlive it, and then they are what goes on.
+        engines = {
+            marker: sorted(stat.pid for stat, carried in alive.items() if carried == marker and not is_killed(stat.pid))
+            for marker in markers
+        }
+        pids = [str(pid) for found in engines.values() for pid in ([*filter(leaders.__contains__, found)] or found)]
         if pids:
             level = logging.WARNING if self._tools.settings.stop_on_exit else logging.INFO
             log.log(level, "engines go on running and are taken over at the next start: pids %s", ", ".join(pids))

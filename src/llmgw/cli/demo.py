@@ -15,6 +15,8 @@ import click
 
 from llmgw.cli.log import start_log
 from llmgw.cli.options import Run, node_options
+from llmgw.errors import UsageError
+from llmgw.standalone.signals import stop_signals
 
 if TYPE_CHECKING:
     from llmgw.config.node import NodeConfig
@@ -72,6 +74,10 @@ def demo(
     from llmgw.config.load import load_node
     from llmgw.standalone.model_file import DEMO_FILE
 
+    if ask is not None:
+        _check_text(ask)
+        # beside a demo that runs already; nobody is told this address
+        port = 0 if port is None else port
     loaded = load_node(config, environ=environ, engines=engines, port=port)
     own = FileOptions(name=NAME, context_length=CONTEXT_LENGTH)
     if model is not None:
@@ -88,6 +94,13 @@ def demo(
             click.echo(welcome(base_url, name))
 
     run(loaded.config, (definition.model,), on_ready=on_ready, ask=ask)
+
+
+def _check_text(ask: str) -> None:
+    try:
+        ask.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UsageError("--ask: this text is not UTF-8; check the terminal's encoding") from None
 
 
 def check_engine(file: Path, engines: Mapping[str, Engine], config: NodeConfig) -> None:
@@ -132,9 +145,10 @@ Ctrl-C stops it."""
 
 @contextmanager
 def stop_as_interrupt() -> Iterator[None]:
-    """SIGTERM unwinds like Ctrl-C, so that no half file and no pip is left behind."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """SIGTERM and SIGHUP unwind like Ctrl-C, so that no half file and no pip is left behind."""
+    before = {each: signal.signal(each, signal.default_int_handler) for each in stop_signals() if each != signal.SIGINT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from llmgw.standalone.stderr import write_stderr
+from llmgw.standalone.output import write_err
 
 # A terminal that was stopped, or a pager that was left open, reads nothing for as long as it likes.
 MAX_WAITING = 10_000
@@ -21,7 +21,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def start_log(*, verbose: bool) -> None:
     """Log to stderr, so that stdout holds answers and addresses only."""
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(MAX_WAITING)
-    writer = Writer(waiting, write_stderr)
+    writer = Writer(waiting, write_err)
     threading.Thread(target=writer.write_all, name="log", daemon=True).start()
     atexit.register(writer.wait_written, LAST_SECONDS)
     logging.getLogger().handlers = [Sparing(waiting)]

@@ -82,7 +82,6 @@ def ask_for_usage(body: bytes, *, names_stream_options: bool) -> bytes:
         # without include_usage it means nothing; with ours, usage in every event for a client that wants none
         body = b"%bfalse%b" % (body[: constant[0]], body[constant[1] :])
         options = _spans(body, start)
-        end += 1
     inner = options.get("include_usage")
     if inner is None:
         return _insert(body, start, b'"include_usage":true', end)

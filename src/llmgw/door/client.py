@@ -431,10 +431,12 @@ class Client:
 
     def stop(self) -> None:
         """The program waits no longer: a running request is told so, as well as it still can be."""
-        if self._run is not None and not self.replied:
-            self._run.stop()
-        else:
-            self.gone(Outcome.STOPPED)
+        run = self._run
+        if run is not None and not self.replied and not self.transport.closed:
+            return run.stop()
+        # what was answered in full may still be on its way; an exchange that is left is about to notice and to settle
+        self.transport.close(linger=run is not None or self.transport.pending > 0)
+        return self.transport_over()
 
     def transport_over(self) -> None:
         """Leave the door's list and the buckets; break the reader's cycle."""

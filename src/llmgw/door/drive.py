@@ -125,14 +125,14 @@ class Run:
         message = "The server is stopping."
         refusal = Refusal(status=503, code="stopping", message=message, retry_after=5)
         client, answer = self.client, self._answer
-        at_boundary = answer is not None and answer.at_boundary
-        self.close(Outcome.STOPPED)
         if not client.replying:
             client.refuse(refusal, self.request)
-        elif at_boundary:
+        elif answer is not None and answer.at_boundary:
             client.finish(error_event(refusal), close=True)
         else:
             client.cut()
+        # (after it, so that the log has the status that the client got)
+        self.close(Outcome.STOPPED)
         client.exchange_over()
 
     # -- the request's body

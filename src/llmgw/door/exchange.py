@@ -437,10 +437,10 @@ def _page_request(request: Request, body: bytes) -> bytes:
     lines = [b"%b %b HTTP/1.1" % (head.method.encode(), head.origin_form)]
     for name, value in head.headers.items():
         ours = name.startswith(b"x-llmgw-") and name not in CLIENT_HEADERS
-        if not (ours or name in HOP_BY_HOP or name in FORWARDED_HEADERS or name == b"x-request-id"):
+        if not (ours or name in HOP_BY_HOP or name in FORWARDED_HEADERS or name in (b"host", b"x-request-id")):
             lines.append(b"%b: %b" % (name, value))
-    if b"host" not in head.headers:
-        lines.append(b"host: localhost")
+    # the name that was checked, which is not the Host's where the target has one of its own
+    lines.append(b"host: %b" % (head.authority or b"localhost"))
     lines.append(f"x-forwarded-for: {request.peer}\r\nx-llmgw-exchange: {request.id}".encode())
     if head.has_body or body:
         lines.append(b"content-length: %d" % len(body))

@@ -68,9 +68,11 @@ class RequestHead(msgspec.Struct):
     @property
     def authority(self) -> bytes:
         """Whom the request is for: an absolute target's own word goes before the Host (RFC 9112, 3.2.2)."""
+        host = self.headers.get(b"host", b"")
         if self.target.startswith(b"/") or b"://" not in self.target:
-            return self.headers.get(b"host", b"")
-        return re.split(rb"[/?]", self.target.partition(b"://")[2], maxsplit=1)[0]
+            return host
+        # a target that names nobody (http:///x) must not pass for a client that sends no Host
+        return re.split(rb"[/?]", self.target.partition(b"://")[2], maxsplit=1)[0] or host
 
     @property
     def path(self) -> str:

@@ -253,7 +253,7 @@ class Upstream:
             self._run = None
             self._close()
         else:
-            self._fail("it closed the connection before its answer was complete")
+            self._fail("the engine closed the connection before its answer was complete")
 
     def lost(self, reason: str) -> None:
         self._fail(reason)

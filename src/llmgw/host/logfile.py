@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 CAP_BYTES = 64 * 1024 * 1024
 LINE_CHARACTERS = 2000
@@ -119,4 +122,7 @@ def prune_logs(folder: Path, in_use: set[Path], kept: int = KEPT_LOGS) -> None:
     keep = in_use | {older(path) for path in in_use}
     logs = sorted((path for path in folder.glob("*.log*") if path not in keep), key=lambda path: path.stat().st_mtime)
     for path in logs[: max(0, len(logs) - kept)]:
-        path.unlink(missing_ok=True)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("old log %s can't be removed: %s", path, error.strerror or error)

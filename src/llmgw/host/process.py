@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 import subprocess
+import threading
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,19 +24,26 @@ OWN_PREFIX = "LLMGW_"
 
 SECOND_TERM_SECONDS = 2.0
 KILL_SECONDS = 5.0
+REAP_SECONDS = 0.02
 PROBE_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stat:
-    """What /proc says of one process; ``start_time`` is in clock ticks since boot."""
+    """What /proc says of one process; ``start_time`` is in clock ticks since boot, ``state`` is the first thread's."""
 
     pid: int
     state: str
     parent: int
     group: int
     session: int
+    threads: int
     start_time: int
+
+    @property
+    def alive(self) -> bool:
+        """Whether any of its threads is. The first one may be a zombie long before the last has let go of memory."""
+        return self.state not in "ZX" or self.threads > 1
 
 
 def read_stat(pid: int) -> Stat | None:
@@ -52,14 +60,15 @@ def read_stat(pid: int) -> Stat | None:
         parent=int(fields[1]),
         group=int(fields[2]),
         session=int(fields[3]),
+        threads=int(fields[17]),
         start_time=int(fields[19]),
     )
 
 
 def read_all_stats() -> list[Stat]:
-    """Every process of this machine that is not a zombie."""
+    """Every living process of this machine."""
     stats = (read_stat(int(name)) for name in os.listdir("/proc") if name.isdigit())
-    return [stat for stat in stats if stat is not None and stat.state not in "ZX"]
+    return [stat for stat in stats if stat is not None and stat.alive]
 
 
 def read_boot_id() -> str:
@@ -76,6 +85,16 @@ def read_marker(pid: int) -> str | None:
     prefix = f"{MARKER}=".encode()
     found = next((entry for entry in environment.split(b"\0") if entry.startswith(prefix)), None)
     return None if found is None else os.fsdecode(found[len(prefix) :])
+
+
+def is_killed(pid: int) -> bool:
+    """Whether a process is gone or has its SIGKILL already, which it can only not have noticed yet."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return True
+    pending = (line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
+    return any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
 
 
 def hash_argv(argv: tuple[str, ...]) -> str:
@@ -104,7 +123,7 @@ def find_marked(prefix: str) -> dict[Stat, str]:
 class Process:
     """An engine's process tree, started here or taken over: the leader's number, and a handle that can't go stale."""
 
-    __slots__ = ("_handle", "_strays", "code", "ended", "marker", "pid", "start_time")
+    __slots__ = ("_handle", "_reaping", "_strays", "code", "ended", "marker", "pid", "start_time")
 
     def __init__(self, pid: int, start_time: int, handle: int, marker: str) -> None:
         self.pid = pid
@@ -115,6 +134,8 @@ class Process:
         # Descendants that left the group: once their parent is dead nothing leads to them any more.
         self._strays: set[Stat] = set()
         self._handle = handle
+        # Two threads that wait at once: the one that comes second would find no child, and believe it never was ours.
+        self._reaping = threading.Lock()
 
     def close(self) -> None:
         """Let go of the process without touching it."""
@@ -122,17 +143,26 @@ class Process:
 
     async def wait_exit(self) -> int | None:
         """Return when the leader has ended: its exit code, minus the signal, or None when it isn't our child."""
-        if not self.ended:
+        while not self.ended:
             await trio.lowlevel.wait_readable(self._handle)
-            self._reap()
+            if not self._reap():
+                await trio.sleep(REAP_SECONDS)
         return self.code
 
-    def _reap(self) -> None:
-        self.ended = True
-        with suppress(ChildProcessError):
-            pid, status = os.waitpid(self.pid, os.WNOHANG)
-            if pid:
-                self.code = os.waitstatus_to_exitcode(status)
+    def _reap(self) -> bool:
+        """Whether the leader has ended. Not yet while it is a zombie whose other threads still exit: the kernel gives
+        such a one to nobody, and taken for ended it would stay a zombie for as long as we live."""
+        with self._reaping:
+            if not self.ended:
+                try:
+                    pid, status = os.waitpid(self.pid, os.WNOHANG)
+                except ChildProcessError:
+                    self.ended = True
+                else:
+                    if pid:
+                        self.code = os.waitstatus_to_exitcode(status)
+                        self.ended = True
+            return self.ended
 
     async def stop(self, first: signal.Signals, grace_seconds: float) -> bool:
         """End the whole tree: asked, asked again (an early request gets lost), killed. True once it is seen gone."""
@@ -168,8 +198,10 @@ class Process:
             tree = {}
         tree |= {stray.pid: stray for stray in self._strays if _is_same(stray)}
         self._strays = set(tree.values())
-        if not self.ended and self.pid not in tree:
-            self._reap()
+        if self.pid not in tree and not self._reap():
+            unreaped = read_stat(self.pid)
+            if unreaped is not None and unreaped.start_time == self.start_time:
+                tree[self.pid] = unreaped
         return tree
 
     def _signal(self, tree: dict[int, Stat], signum: signal.Signals) -> bool:
@@ -186,7 +218,7 @@ class Process:
 
 def _is_same(stat: Stat) -> bool:
     now = read_stat(stat.pid)
-    return now is not None and now.start_time == stat.start_time and now.state not in "ZX"
+    return now is not None and now.start_time == stat.start_time and now.alive
 
 
 def start_process(command: Command, *, log: Path, marker: str) -> Process:
@@ -223,7 +255,7 @@ def take_over(pid: int, start_time: int, marker: str) -> Process | None:
         return None
     # Asked after the handle was opened, so that what is compared is what the handle holds.
     stat = read_stat(pid)
-    if stat is None or stat.start_time != start_time or stat.state in "ZX":
+    if stat is None or stat.start_time != start_time or stat.state in "ZX" or is_killed(pid):
         os.close(handle)
         return None
     return Process(pid, start_time, handle, marker)

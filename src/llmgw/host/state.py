@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -17,6 +18,9 @@ from llmgw.core.replica import ShardId, ShardSpec
 from llmgw.errors import UsageError
 
 log = logging.getLogger(__name__)
+
+# The disk, the quota, and the limit on what this process may write.
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +49,15 @@ class StateFolder:
         self.logs = path / "logs"
 
     def make(self) -> None:
-        """Create what is missing."""
+        """Create what is missing. Raises UsageError when a folder can't be made, or may not be read and written."""
         for folder in (self.path, self.shards, self.logs):
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            try:
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                # Now, and not as a failed launch or a forgotten engine later.
+                if not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
+                    raise PermissionError(errno.EACCES, "it may not be read and written", str(folder))
+            except OSError as error:
+                raise _unusable(self.path, error) from error
 
     def log_path(self, shard: ShardId) -> Path:
         """Where the shard's engine writes."""
@@ -62,23 +72,39 @@ class StateFolder:
         return f"{self.path.resolve()}:"
 
     def write(self, record: ShardRecord) -> None:
-        """Replace the shard's file as a whole, and on the disk when this returns: half a file would lose an engine."""
+        """Replace the shard's file as a whole, and on the disk when this returns: half a file would lose an engine.
+
+        Raises OSError, always with a ``filename``.
+        """
         path = self.shards / f"{_file_name(record.spec.id)}.json"
         fresh = path.with_suffix(".fresh")
-        with fresh.open("wb") as file:
-            file.write(msgspec.json.encode(record))
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-        folder = os.open(self.shards, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+            with fresh.open("wb") as file:
+                file.write(msgspec.json.encode(record))
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(path)
+            folder = os.open(self.shards, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as error:
+            # On a full disk the half of it would take what space there is; nobody reads it.
+            with suppress(OSError):
+                fresh.unlink()
+            # A write that fails does not say by itself where.
+            error.filename = error.filename or str(path)
+            raise
 
     def remove(self, shard: ShardId) -> None:
-        """The shard's processes are seen gone."""
-        (self.shards / f"{_file_name(shard)}.json").unlink(missing_ok=True)
+        """The shard's processes are seen gone. A file that can't be removed is said in the log and does no harm: the
+        next agent finds that its process is none."""
+        path = self.shards / f"{_file_name(shard)}.json"
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            log.warning("state file %s can't be removed: %s", path, error.strerror or error)
 
     def read(self) -> list[ShardRecord]:
         """Every shard's file. One that can't be understood is set aside under another name, and said in the log."""
@@ -106,7 +132,7 @@ class StateFolder:
 
 @contextmanager
 def hold_state(path: Path) -> Iterator[None]:
-    """Keep a second program off this folder; raises UsageError when one is there already.
+    """Keep a second program off this folder; raises UsageError when one is there already, or the folder can't be used.
 
     Two agents over one folder would each stop the other's engines as not desired.
     """
@@ -114,21 +140,34 @@ def hold_state(path: Path) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise UsageError(f"the state folder {path} can't be used ({error.strerror}): give another one") from error
+        raise _unusable(path, error) from error
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
-            raise UsageError(
-                f"another llmgw (pid {holder}) works with the state folder {path}: stop it first, "
-                "or give this one another state folder"
-            ) from error
-        os.ftruncate(file, 0)
-        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+        _lock(file, path)
         yield
     finally:
         os.close(file)
+
+
+def _lock(file: int, path: Path) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.ftruncate(file, 0)
+        os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
+    except BlockingIOError as error:
+        holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+        raise UsageError(
+            f"another llmgw (pid {holder}) works with the state folder {path}: stop it first, "
+            "or give this one another state folder"
+        ) from error
+    except OSError as error:
+        error.filename = str(path / "lock")
+        raise _unusable(path, error) from error
+
+
+def _unusable(path: Path, error: OSError) -> UsageError:
+    reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror or str(error)
+    remedy = "free some space, or give another one" if error.errno in _FULL else "mend that, or give another one"
+    return UsageError(f"the state folder {path} can't be used ({error.filename or path}: {reason}): {remedy}")
 
 
 def _file_name(shard: ShardId) -> str:

@@ -14,10 +14,13 @@ from __future__ import annotations
 
 import functools
 import gc
+import logging
+import os
 import resource
 import socket
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -37,9 +40,12 @@ from llmgw.server.scheduler import Scheduler
 from llmgw.server.showing import show
 from llmgw.web.landing import create_app
 
+log = logging.getLogger(__name__)
+
 PAGES_DRAIN_SECONDS = 2.0
 # What clients get to read why their request was cut.
 LAST_WORDS_SECONDS = 0.5
+MAX_SOCKET_PATH = 100
 # The collector walks everything that is alive; after start most of it stays alive for ever, so it is set aside, and the
 # young generation may grow further before a walk: a walk is a pause of every stream.
 GC_THRESHOLDS = (50_000, 20, 50)
@@ -54,6 +60,8 @@ class ServerHalf:
     listening: socket.socket
     created: int
     write_log: Callable[[str], object]
+    # where the pages' socket is put; else it is in a temporary folder
+    folder: Path | None = None
     counters: Counters = field(default_factory=Counters)
     scheduler: Scheduler = field(default_factory=lambda: Scheduler(Fleet()))
     door: Door | None = None
@@ -65,12 +73,15 @@ class ServerHalf:
         host, port = self.listening.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    async def drain(self) -> None:
-        """Accept nothing more and let running requests end, within ``timeouts.drain`` or until ``hurry`` is called."""
+    async def drain(self, seconds: float) -> None:
+        """Accept nothing more and let running requests end, within ``seconds`` or until ``hurry`` is called."""
         if self.listener is not None:
             self.listener.close()
         if self.door is not None:
-            with trio.move_on_after(self.config.timeouts.drain):
+            running = sum(client.busy for client in self.door.clients)
+            if running and seconds:
+                log.warning("stopping; running requests (%d) have %g s, or until asked to stop again", running, seconds)
+            with trio.move_on_after(seconds):
                 await self.door.drain()
             self.door.close()
             with trio.move_on_after(LAST_WORDS_SECONDS):
@@ -86,8 +97,8 @@ async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] =
     """Serve for ever; started when the door is open."""
     log = RequestLog(half.write_log)
     reactor = Reactor()
-    with tempfile.TemporaryDirectory(prefix="llmgw-pages-") as folder:
-        socket_path = str(Path(folder) / "pages.sock")
+    with _socket_folder(half.folder) as folder:
+        socket_path = str(folder / "pages.sock")
         pages_up = False
         gateway = FleetGateway(
             half.scheduler,
@@ -120,6 +131,17 @@ async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] =
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
                 task_status.started()
+
+
+@contextmanager
+def _socket_folder(state: Path | None) -> Iterator[Path]:
+    """In the state folder, where a killed program leaves no litter; elsewhere when that is too long for a socket."""
+    if state is not None and len(os.fsencode(state / "pages" / "pages.sock")) < MAX_SOCKET_PATH:
+        state.mkdir(parents=True, exist_ok=True, mode=0o700)
+        yield state / "pages"
+    else:
+        with tempfile.TemporaryDirectory(prefix="llmgw-pages-") as folder:
+            yield Path(folder)
 
 
 def raise_file_limit() -> None:

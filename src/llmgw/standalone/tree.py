@@ -9,12 +9,10 @@ root
 from __future__ import annotations
 
 import functools
-import signal
-import sys
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 
 import trio
 
@@ -33,8 +31,12 @@ from llmgw.errors import EngineFailed, LlmgwError
 from llmgw.server.scheduler import Scheduler
 from llmgw.server.tree import ServerHalf, raise_file_limit, serve_server
 from llmgw.standalone.ask import ask as ask_model
+from llmgw.standalone.output import write_err, write_out
+from llmgw.standalone.places import own_folder, warn_of_leftovers
 from llmgw.standalone.settings import state_folder, weights_cache
-from llmgw.standalone.stderr import write_stderr
+from llmgw.standalone.signals import stop_signals
+
+log = logging.getLogger(__name__)
 
 # A node by itself has no name to defend, and a machine that is renamed must find its engines again.
 NODE = NodeId("local")
@@ -95,16 +97,19 @@ async def _main(
     question: str | None,
 ) -> None:
     raise_file_limit()
+    folder = await trio.to_thread.run_sync(own_folder, state_folder(config), config.port)
+    await trio.to_thread.run_sync(warn_of_leftovers, folder)
     half = ServerHalf(
         config=config,
         engines=load_engines(),
         listening=listening,  # type: ignore[arg-type]
         created=int(time.time()),
-        write_log=write_stderr if question is None else _drop_log,
+        write_log=write_err if question is None else _drop_log,
+        folder=folder,
     )
     settings = AgentSettings(
         node_id=NODE,
-        state=_state_of(config, half),
+        state=folder,
         engine_ports=config.engine_ports,
         binaries={name: each.bin for name, each in config.engines.items() if each.bin is not None},
         stop_on_exit=True,
@@ -117,9 +122,13 @@ async def _main(
         await half.scheduler.post(CatalogChanged(models=models))
         link = MemoryLink(half.scheduler, NODE)
         await root.start(functools.partial(serve_node, link, engines=half.engines, settings=settings))
-        root.start_soon(_say_ready, half, models, on_ready, question, stopping)
+        visit = Visit(question=question)
+        root.start_soon(_attend, visit, half, models, on_ready, stopping)
         await stopping.wait()
-        await half.drain()
+        if question is not None:
+            # whoever asked has the answer, or wants it no more
+            visit.scope.cancel()
+        await half.drain(0 if question is not None else config.timeouts.drain)
         await half.scheduler.post(Stopping())
         with trio.move_on_after(STOP_SECONDS) as patience:
             while not half.scheduler.fleet.idle():
@@ -127,11 +136,20 @@ async def _main(
         if patience.cancelled_caught:
             raise LlmgwError(f"engines did not stop within {STOP_SECONDS:g} s; the log names their processes")
         root.cancel_scope.cancel()
+    if visit.failure is not None:
+        raise visit.failure
+    if question is not None and not visit.answered:
+        raise KeyboardInterrupt
 
 
-def _state_of(config: NodeConfig, half: ServerHalf) -> Path:
-    """A folder per port, so that two of them on one machine do not take over each other's engines."""
-    return state_folder(config) / f"serve-{config.port or 'any'}"
+@dataclass(slots=True, kw_only=True)
+class Visit:
+    """What whoever started the program came for: an answer, or that it serves. A failure ends it in good order."""
+
+    question: str | None
+    answered: bool = False
+    failure: Exception | None = None
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
 
 
 def _drop_log(text: str) -> None:
@@ -139,35 +157,49 @@ def _drop_log(text: str) -> None:
 
 
 async def _watch_signals(stopping: trio.Event, half: ServerHalf) -> None:
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*stop_signals()) as signals:
         async for _ in signals:
             if stopping.is_set():
                 half.hurry()
             stopping.set()
 
 
+async def _attend(
+    visit: Visit, half: ServerHalf, models: tuple[Model, ...], on_ready: Callable[[str], None], stopping: trio.Event
+) -> None:
+    """Whatever goes wrong here, the engines are stopped before it is told: nobody else would stop them."""
+    try:
+        with visit.scope:
+            await _say_ready(visit, half, models, on_ready)
+    except Exception as error:
+        visit.failure = error
+    if visit.question is not None or visit.failure is not None:
+        stopping.set()
+
+
 async def _say_ready(
-    half: ServerHalf,
-    models: tuple[Model, ...],
-    on_ready: Callable[[str], None],
-    question: str | None,
-    stopping: trio.Event,
+    visit: Visit, half: ServerHalf, models: tuple[Model, ...], on_ready: Callable[[str], None]
 ) -> None:
     fleet = half.scheduler.fleet
     wanted = [model for model in models if model.scaling.min > 0]
     while not all(fleet.ready(model.name) for model in wanted):
-        if question is not None:
+        if visit.question is not None:
             _raise_failure(half)
         await half.scheduler.wait_changed()
-    on_ready(half.base_url)
-    if question is not None:
-        await ask_model(half.base_url, models[0].name, question, _write_answer)
-        stopping.set()
+    try:
+        on_ready(half.base_url)
+    except OSError as error:
+        log.warning("that it is ready can't be written: %s", error.strerror or error)
+    if visit.question is not None:
+        await ask_model(half.base_url, models[0].name, visit.question, _write_answer)
+        visit.answered = True
 
 
 def _write_answer(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
+    try:
+        write_out(text)
+    except OSError as error:
+        raise LlmgwError(f"the answer can't be written: {error.strerror or error}") from None
 
 
 def _raise_failure(half: ServerHalf) -> None:

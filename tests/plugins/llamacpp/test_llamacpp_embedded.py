@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
@@ -148,6 +149,31 @@ def test_a_missing_model_is_named_as_the_cause() -> None:
     assert done.returncode == 1
     assert cause_of(done.stderr) == "failed to open GGUF file '/nowhere/x.gguf' (No such file or directory)"
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.e2e
+def test_a_context_too_small_to_warm_up_is_named_as_the_cause(weights: Path) -> None:
+    """It ends by an abort, whose backtrace would bury the cause."""
+    launch = Launch(
+        program=PROGRAM,
+        source=str(weights),
+        served_name="smol",
+        host="127.0.0.1",
+        port=free_port(),
+        context_length=1,
+    )
+    command = ENGINE.build_command(launch)
+    done = subprocess.run(
+        command.argv,
+        env=os.environ | command.env,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
+        check=False,
+    )
+    assert done.returncode == -signal.SIGABRT
+    assert str(cause_of(done.stderr)).startswith("failed to add token")
+    assert not re.search(r"^#\d+ ", done.stderr + done.stdout, re.MULTILINE)
 
 
 @needs_xllamacpp

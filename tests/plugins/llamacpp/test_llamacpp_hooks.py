@@ -56,7 +56,7 @@ def test_the_command_names_model_address_slots_and_metrics() -> None:
         *("--host", "127.0.0.1", "--port", "18000", "--ctx-size", "4096", "--parallel", "1"),
         *("--threads", "6", "--metrics", "--no-webui"),
     )
-    assert command.env == {}
+    assert command.env == {"GGML_NO_BACKTRACE": "1"}
 
 
 def test_inherited_settings_of_llama_server_are_scrubbed() -> None:
@@ -76,6 +76,7 @@ def test_gpus_are_counted_by_bus_order() -> None:
     assert ENGINE.build_command(a_launch(gpus=(1, 3))).env == {
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": "1,3",
+        "GGML_NO_BACKTRACE": "1",
     }
 
 

@@ -77,6 +77,14 @@ def test_a_start_that_works_shows_progress_and_no_cause(version: str) -> None:
             "failed to initialize the context: failed to allocate buffer for kv cache",
         ),
         ("ggml.c:123: GGML_ASSERT(n > 0) failed", "GGML_ASSERT(n > 0) failed"),
+        ("/src/ggml/src/ggml.c:123: GGML_ASSERT(n > 0) failed", "GGML_ASSERT(n > 0) failed"),
+        (
+            "/workspace/llama.cpp/common/common.cpp:2245: get_sub_batch: failed to add token 2 at index 1 (error -1)",
+            "failed to add token 2 at index 1 (error -1)",
+        ),
+        ("/src/ggml-cuda/mmq.cu:31: unsupported type", "unsupported type"),
+        ("/src/ggml-cuda/mmq.cu:31: fatal error", "mmq.cu:31: fatal error"),
+        ("/src/ggml-cuda.cu:98: CUDA error: out of memory", "CUDA error: out of memory"),
         ("  what():  std::bad_alloc", "std::bad_alloc"),
         ("ModuleNotFoundError: No module named 'llmgw'", "ModuleNotFoundError: No module named 'llmgw'"),
     ],
@@ -103,7 +111,12 @@ def test_what_is_printed_whatever_went_wrong_is_generic(line: str) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["", "0.01.0.0 I srv  update_slots: all slots are idle", "0.00.003.231 W srv  llama_server: -----------------"],
+    [
+        "",
+        "/usr/lib/python3/site.py:12: UserWarning: odd",
+        "0.01.0.0 I srv  update_slots: all slots are idle",
+        "0.00.003.231 W srv  llama_server: -----------------",
+    ],
 )
 def test_most_lines_tell_nothing(line: str) -> None:
     assert read(line) is None

@@ -56,6 +56,24 @@ async def test_an_engine_that_can_not_be_started_gives_its_port_back(held, launc
     assert len({tools.ports.take() for _ in range(8)}) == 8
 
 
+async def test_a_log_that_can_not_be_opened_is_named(held, launch, tools):
+    # A link to itself: nothing is there to be moved away, and nothing can be made there, whoever asks.
+    path = tools.state.log_path(held.spec.id)
+    path.symlink_to(path)
+    with pytest.raises(EngineFailed, match=rf"^/bin/sh can't be started: {path}: Too many levels of symbolic links$"):
+        await held.start(launch)
+    await held.clear()
+    assert len({tools.ports.take() for _ in range(8)}) == 8
+
+
+async def test_an_older_log_that_is_in_the_way_is_named(held, launch, tools):
+    path = tools.state.log_path(held.spec.id)
+    path.touch()
+    path.with_name(path.name + ".1").mkdir()
+    with pytest.raises(EngineFailed, match=rf"^/bin/sh can't be started: {path}: Is a directory$"):
+        await held.start(launch)
+
+
 async def test_an_engine_that_listens_on_nothing_has_not_lost_its_port(held, launch, listener):
     await held.start(launch)
     assert not await held.has_lost_its_port()

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmgw.dialects.refusal import Refusal
-from llmgw.door.body import Asked, ask_for_usage, read_body, rename_model
+from llmgw.door.body import MAX_KEYS, Asked, TooManyKeys, ask_for_usage, read_body, rename_model
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 values = st.recursive(
@@ -122,6 +122,45 @@ def test_a_name_with_quotes_is_written_as_json() -> None:
 )
 def test_usage_is_asked_for_where_it_belongs(body: bytes, expected: bytes) -> None:
     assert ask_for_usage(body, names_stream_options=b"stream_options" in body) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (b'{"continuous_usage_stats":true}', b'{"include_usage":true,"continuous_usage_stats":false}'),
+        (
+            b'{"include_usage":false, "continuous_usage_stats": true }',
+            b'{"include_usage":true, "continuous_usage_stats": false }',
+        ),
+        (
+            b'{"continuous_usage_stats":true,"include_usage":null}',
+            b'{"continuous_usage_stats":false,"include_usage":true}',
+        ),
+        (b'{"continuous_usage_stats":false}', b'{"include_usage":true,"continuous_usage_stats":false}'),
+    ],
+)
+def test_usage_in_every_event_is_not_asked_for_on_our_own_account(options: bytes, expected: bytes) -> None:
+    """What takes the usage out again knows the one event at the end."""
+    before, after = b'{"n":[{"continuous_usage_stats":true}],"stream_options":', b',"model":"a"}'
+    edited = ask_for_usage(before + options + after, names_stream_options=True)
+    assert edited == before + expected + after
+
+
+KEYS = {
+    "different": b",".join(b'"k%d":0' % number for number in range(MAX_KEYS)),
+    "one": b",".join([b'"k":0'] * MAX_KEYS),
+}
+
+
+@pytest.mark.parametrize("keys", KEYS.values(), ids=KEYS)
+def test_an_object_of_too_many_keys_is_not_searched(keys: bytes) -> None:
+    with pytest.raises(TooManyKeys, match=str(MAX_KEYS)):
+        rename_model(b"{" + keys + b',"model":"a"}', "b")
+    with pytest.raises(TooManyKeys):
+        ask_for_usage(b'{"stream_options":{' + keys + b',"x":0}}', names_stream_options=True)
+    # others' objects are stepped over whole
+    deeper = b'{"n":{' + keys + b',"x":0},"model":"%b"}'
+    assert rename_model(deeper % b"a", "b") == deeper % b"b"
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmgw.config.node import Limits, Timeouts
-from llmgw.door.client import Client
+from llmgw.door.client import UNREAD_BYTES, Client
 from llmgw.door.request import Outcome
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -165,6 +165,122 @@ def test_who_sends_faster_than_it_is_answered_fills_no_memory(world: Any) -> Non
         world.whole(b"%d" % number)
     answers = world.answers(far.got)
     assert [answer.body for answer in answers] == [b"%d" % number for number in range(121)]
+
+
+# -- answers that are not read
+
+PIECE = b'"' + b"x" * 49_998 + b'"'
+
+
+def ask_unread(world: Any, requests: int) -> Any:
+    """A client that sends its requests at once and reads none of the answers, which come as they are asked for."""
+    far = world.connect()
+    far.transport.pause()
+    far.say(world.chat() * requests)
+    world.turn()
+    answer_all(world)
+    return far
+
+
+def answer_all(world: Any) -> None:
+    while len(world.gateway.settled) < len(world.gateway.taken):
+        world.whole(PIECE)
+
+
+def test_who_does_not_read_its_answers_gets_no_more_of_them(make_world: Any) -> None:
+    world = make_world(capacity=10_000)
+    far = ask_unread(world, 8)
+    (client,) = world.door.clients
+    # 40 kB were unread when the second was begun, and 90 kB when the third was not
+    assert len(world.gateway.taken) == 2
+    assert UNREAD_BYTES < client.transport.pending < UNREAD_BYTES + len(PIECE)
+    # and what it sends on stays with it
+    for _ in range(20):
+        far.say(world.chat() * 10)
+        world.turn()
+    assert far.transport.pending > 20_000
+    assert len(world.gateway.taken) == 2
+
+
+def test_reading_stops_while_an_answer_is_unread(make_world: Any) -> None:
+    """A little that is unread does not hold the next answer back, but no more requests are taken in."""
+    world = make_world(capacity=10_000)
+    far = ask_unread(world, 1)
+    for _ in range(2):
+        far.say(HEALTH)
+        world.turn()
+    (client,) = world.door.clients
+    assert 0 < client.transport.pending < UNREAD_BYTES
+    # what came first was read before the door knew better
+    assert len(world.gateway.settled) == 2
+    far.transport.resume()
+    world.turn()
+    assert [answer.status for answer in world.answers(far.got)] == [200] * 3
+    far.take()
+    far.say(HEALTH)
+    world.turn()
+    assert world.answers(far.got)[0].status == 200
+
+
+def test_reading_is_not_taken_up_again_by_an_answer_that_is_unread_too(make_world: Any) -> None:
+    world = make_world(capacity=10_000)
+    far = world.connect()
+    far.transport.pause()
+    for _ in range(4):
+        world.ask(connection=far)
+        while len(world.gateway.settled) < len(world.gateway.taken):
+            world.whole(b'"' + b"x" * 14_998 + b'"')
+    (client,) = world.door.clients
+    assert 0 < client.transport.pending < UNREAD_BYTES
+    assert len(world.gateway.taken) == 2
+
+
+def test_who_reads_again_gets_all_its_answers(make_world: Any) -> None:
+    world = make_world(capacity=10_000)
+    far = ask_unread(world, 8)
+    far.transport.resume()
+    world.turn()
+    answer_all(world)
+    assert [answer.body for answer in world.answers(far.got)] == [PIECE] * 8
+    assert not far.over
+    far.take()
+    far.say(HEALTH)
+    world.turn()
+    assert world.answers(far.got)[0].status == 200
+
+
+def test_who_reads_slowly_gets_all_its_answers(make_world: Any) -> None:
+    """A piece in each stretch shorter than the time: slow is not stalled."""
+    world = make_world(capacity=10_000, timeouts=Timeouts(idle=20, keep_alive=5))
+    far = ask_unread(world, 6)
+    for _ in range(6):
+        world.wait(15)
+        assert not far.over
+        # one piece
+        far.transport._paused = False
+        far.transport._deliver()
+        far.transport.pause()
+        world.turn()
+        answer_all(world)
+    assert [answer.body for answer in world.answers(far.got)] == [PIECE] * 6
+    assert not far.over
+    assert [request.outcome for request in world.gateway.settled] == [Outcome.DONE] * 6
+
+
+def test_who_reads_nothing_is_left_after_its_time(make_world: Any) -> None:
+    world = make_world(capacity=10_000, timeouts=Timeouts(idle=20, keep_alive=5))
+    ask_unread(world, 8)
+    (client,) = world.door.clients
+    world.wait(18)
+    assert not client.transport.closed
+    world.wait(5)
+    assert client.transport.closed
+    assert world.door.clients == set()
+    assert len(world.gateway.taken) == 2
+    assert not any(world.reactor._buckets.values())
+
+
+# -- any packets
 
 
 @given(data=st.data())

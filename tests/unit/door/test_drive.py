@@ -9,8 +9,9 @@ import trio
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmgw.config.node import Timeouts
+from llmgw.config.node import Limits, Timeouts
 from llmgw.door.exchange import Route
+from llmgw.door.relay import HOLD_BYTES
 from llmgw.door.request import Outcome
 
 EVENT = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
@@ -229,6 +230,167 @@ def test_a_crash_in_the_middle_of_a_stream_cuts_it(world: Any, caplog: pytest.Lo
     assert world.last.outcome is Outcome.CRASHED
 
 
+# -- the program ends
+
+
+def stop(world: Any) -> None:
+    world.door.close()
+    world.turn()
+    assert world.door.clients == set()
+    assert world.door.budget.left == world.door.budget.total
+    assert sorted(world.gateway.taken) == sorted(world.gateway.released)
+    assert all(engine.over for engine in world.engines)
+    assert not any(world.reactor._buckets.values())
+
+
+def assert_stopped(world: Any, status: int) -> None:
+    """One request, and it was settled once."""
+    assert [(request.outcome, request.status) for request in world.gateway.settled] == [(Outcome.STOPPED, status)]
+
+
+def assert_told(world: Any, far: Any) -> None:
+    (answer,) = world.answers(far.got)
+    assert (answer.status, answer.error) == (503, "stopping")
+    assert (answer.headers["connection"], answer.headers["retry-after"]) == ("close", "5")
+    assert answer.complete
+    assert far.over
+    assert not far.reset
+    assert_stopped(world, 503)
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("phase", ["opened by a comment", "head", "events", "half an event"])
+def test_a_stream_between_events_ends_in_an_error_event(world: Any, phase: str, version: str) -> None:
+    far = world.connect()
+    far.say(world.chat(version=version, stream=True))
+    world.turn()
+    if phase == "opened by a comment":
+        world.wait(world.timeouts.stream_open_after + 1)
+    else:
+        world.opens()
+        if phase != "head":
+            world.sends(EVENT)
+        if phase == "half an event":
+            # the client has none of it
+            world.sends(EVENT[:9])
+    stop(world)
+    if version == "1.1":
+        assert world.error_at_end(far) == "stopping"
+    else:
+        assert b'"stopping"' in far.got.rpartition(b"data: ")[2]
+    assert DONE not in far.got
+    assert far.got.count(EVENT) == (phase in ("events", "half an event"))
+    assert far.over
+    assert not far.reset
+    assert_stopped(world, 200)
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("phase", ["large event", "length", "chunks"])
+def test_what_can_not_be_completed_is_cut(world: Any, phase: str, version: str) -> None:
+    far = world.connect()
+    far.say(world.chat(version=version, stream=phase == "large event"))
+    world.turn()
+    if phase == "large event":
+        world.opens()
+        world.sends(b"data: " + b"x" * 2 * HOLD_BYTES)
+    elif phase == "length":
+        world.engine.say(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+    else:
+        world.engine.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n")
+    world.turn()
+    assert far.got.endswith((b"half", b"half\r\n", b"x", b"x\r\n"))
+    stop(world)
+    assert b"stopping" not in far.got
+    assert far.over
+    # an old client that was told no length can't tell a cut from an end
+    assert far.reset is (version == "1.0" and phase != "length")
+    if version == "1.1":
+        assert not world.answers(far.got)[0].complete
+    assert_stopped(world, 200)
+
+
+@pytest.mark.parametrize("phase", ["body", "engine", "stream", "error", "pages"])
+def test_who_has_no_answer_yet_is_told_that_the_server_stops(world: Any, phase: str) -> None:
+    world.gateway.pages_at = "/pages"
+    far = world.connect()
+    if phase == "pages":
+        far.say(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    else:
+        far.say(world.chat(stream=phase == "stream")[: -5 if phase == "body" else None])
+    world.turn()
+    if phase == "error":
+        world.engine.say(b"HTTP/1.1 500 X\r\nContent-Length: 10\r\n\r\nhalf")
+        world.turn()
+    stop(world)
+    assert_told(world, far)
+
+
+def test_a_request_whose_answers_head_has_just_come_is_told(world: Any) -> None:
+    far = world.ask()
+    upstream = world.engine.transport._other.owner
+    upstream.received(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+    stop(world)
+    assert_told(world, far)
+
+
+def test_who_waits_for_room_for_its_body_is_told(make_world: Any) -> None:
+    world = make_world(limits=Limits(bodies_total=1000))
+    first, second = world.connect(), world.connect()
+    for far in (first, second):
+        far.say(world.post(b"x" * 900)[:-100])
+        world.turn()
+    stop(world)
+    assert [world.answers(far.got)[0].error for far in (first, second)] == ["stopping"] * 2
+    assert [request.outcome for request in world.gateway.settled] == [Outcome.STOPPED] * 2
+
+
+async def test_who_waits_for_a_model_is_told_and_waits_no_longer(make_world: Any, nursery: trio.Nursery) -> None:
+    world = make_world(spawn=nursery.start_soon)
+    world.gateway.routes = []
+    ended = trio.Event()
+
+    async def wait_ready(model: object) -> bool:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    world.gateway.wait_ready = wait_ready
+    far = world.ask()
+    await trio.testing.wait_all_tasks_blocked()
+    stop(world)
+    assert_told(world, far)
+    with trio.fail_after(10):
+        await ended.wait()
+
+
+def test_who_has_its_whole_answer_keeps_it(world: Any) -> None:
+    """The last piece is out, and the exchange has not come round to noticing."""
+    far = world.ask(stream=True)
+    world.opens()
+    world.sends(EVENT)
+    upstream = world.engine.transport._other.owner
+    upstream.received(b"%x\r\n%b\r\n0\r\n\r\n" % (len(DONE), DONE))
+    (client,) = world.door.clients
+    assert client.replied
+    assert client.busy
+    stop(world)
+    assert world.body_of(far) == EVENT + DONE
+    assert far.over
+    assert [request.outcome for request in world.gateway.settled] == [Outcome.DONE]
+
+
+def test_a_stream_that_broke_just_before_is_settled_as_broken(world: Any) -> None:
+    far = world.ask()
+    world.engine.say(b"HTTP/1.1 200 OK\r\nContent-Length: 10\r\n\r\nhalf")
+    world.turn()
+    world.engine.transport._other.owner.lost("it is gone")
+    stop(world)
+    assert far.got.endswith(b"half")
+    assert [(request.outcome, request.status) for request in world.gateway.settled] == [(Outcome.ENGINE_FAILED, 200)]
+
+
 # -- whatever happens
 
 
@@ -316,10 +478,10 @@ def play(world: Any, clients: list[Any], move: tuple[Any, ...]) -> None:
             world.turn()
 
 
-@given(moves=st.lists(MOVES, max_size=40), leave=st.booleans())
+@given(moves=st.lists(MOVES, max_size=40), end=st.sampled_from(["leave", "stop", "wait"]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], deadline=None)
 def test_whatever_happens_each_request_is_settled_once_and_nothing_is_left(
-    make_world: Any, caplog: pytest.LogCaptureFixture, moves: list[tuple[Any, ...]], leave: bool
+    make_world: Any, caplog: pytest.LogCaptureFixture, moves: list[tuple[Any, ...]], end: str
 ) -> None:
     caplog.clear()
     world = make_world(capacity=5000, timeouts=Timeouts(stream_open_after=5, response_header=15, idle=60))
@@ -327,10 +489,10 @@ def test_whatever_happens_each_request_is_settled_once_and_nothing_is_left(
     clients = [world.connect()]
     for move in moves:
         play(world, clients, move)
-    if leave:
-        for client in clients:
+    if end != "wait":
+        for client in clients if end == "leave" else ():
             client.transport.close()
-        world.turn()
+            world.turn()
         world.door.close()
     else:
         # every wait has its limit: nobody has to close the door for all of it to end

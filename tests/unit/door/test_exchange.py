@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+import trio
+import trio.testing
 
 from llmgw.config.node import Timeouts
 from llmgw.dialects.openai import Usage
 from llmgw.dialects.refusal import Refusal
-from llmgw.door.exchange import INLINE_BODY_BYTES, INLINE_EDIT_BYTES, Gateway, Route, exchange
+from llmgw.door.body import MAX_KEYS
+from llmgw.door.exchange import (
+    BODY_THREADS,
+    INLINE_BODY_BYTES,
+    INLINE_EDIT_BYTES,
+    Gateway,
+    Route,
+    _in_thread,
+    exchange,
+)
 from llmgw.door.http1 import RequestHead, ResponseHead
 from llmgw.door.origin import Origins
 from llmgw.door.relay import EchoAlias, StripUsage
@@ -260,6 +273,79 @@ async def test_a_body_of_middling_size_is_edited_in_a_thread(play: Any) -> None:
     assert b'"model": "tiny"' in game.answer(await step.call(*step.args)).request
 
 
+@pytest.mark.parametrize("size", [0, INLINE_EDIT_BYTES], ids=["inline", "in a thread"])
+@pytest.mark.parametrize("same", [False, True])
+async def test_a_body_of_too_many_keys_is_a_400_and_no_engine_is_asked(play: Any, size: int, same: bool) -> None:
+    game = play("POST", "/v1/completions")
+    keys = ",".join(f'"k{0 if same else number}":0' for number in range(MAX_KEYS))
+    step = game.answer(f'{{{keys},"prompt":"{"x" * size}","model":"gpt"}}'.encode())
+    assert isinstance(step, Park) is bool(size)
+    if size:
+        step = game.answer(await step.call(*step.args))
+    refusal = refusal_of(step)
+    assert (refusal.status, refusal.code) == (400, "invalid_request")
+    assert str(MAX_KEYS) in refusal.message
+    game.answer(None)
+    assert game.end().outcome is Outcome.REFUSED
+
+
+class Work:
+    """What threads do: each takes its place, and stays until the test lets it go."""
+
+    def __init__(self) -> None:
+        self.go_on = threading.Event()
+        self.began: list[int] = []
+
+    def __call__(self, number: int) -> int:
+        self.began.append(number)
+        assert self.go_on.wait(20)
+        return number
+
+
+async def until(holds: Callable[[], object]) -> None:
+    while not holds():  # noqa: ASYNC110 - a thread tells trio nothing
+        await trio.sleep(0.001)
+
+
+async def test_few_bodies_are_in_threads_at_once(nursery: trio.Nursery) -> None:
+    work, done = Work(), []
+
+    async def read(number: int) -> None:
+        done.append(await _in_thread(functools.partial(work, number)))
+
+    with trio.fail_after(60):
+        try:
+            for number in range(BODY_THREADS + 3):
+                nursery.start_soon(read, number)
+            await until(lambda: len(work.began) == BODY_THREADS)
+            await trio.testing.wait_all_tasks_blocked(0.01)
+            assert len(work.began) == BODY_THREADS
+            # and everybody else's threads are as many as ever
+            assert await trio.to_thread.run_sync(lambda: "free") == "free"
+        finally:
+            work.go_on.set()
+        await until(lambda: len(done) == BODY_THREADS + 3)
+    assert sorted(done) == list(range(BODY_THREADS + 3))
+
+
+async def test_a_thread_whose_client_has_left_is_not_waited_for() -> None:
+    work = Work()
+    try:
+        with trio.fail_after(30), trio.CancelScope() as scope:
+
+            async def read() -> None:
+                await _in_thread(functools.partial(work, 1))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(read)
+                await until(lambda: work.began)
+                scope.cancel()
+        assert scope.cancelled_caught
+        assert not work.go_on.is_set()
+    finally:
+        work.go_on.set()
+
+
 async def test_a_model_without_a_replica_is_waited_for(play: Any, gateway: Any) -> None:
     gateway.routes = []
     game = play()
@@ -329,6 +415,11 @@ def test_an_engine_that_has_no_time_is_left_for_another(play: Any, gateway: Any,
         (429, 429, Outcome.REFUSED),
         (500, 500, Outcome.ENGINE_FAILED),
         (301, 502, Outcome.ENGINE_FAILED),
+        (304, 502, Outcome.ENGINE_FAILED),
+        (199, 502, Outcome.ENGINE_FAILED),
+        (599, 599, Outcome.ENGINE_FAILED),
+        (600, 502, Outcome.ENGINE_FAILED),
+        (999, 502, Outcome.ENGINE_FAILED),
     ],
 )
 def test_an_engines_error_is_the_clients_and_no_other_replica_is_asked(
@@ -340,7 +431,7 @@ def test_an_engines_error_is_the_clients_and_no_other_replica_is_asked(
     game.answer(ResponseHead(status, [(b"retry-after", b"Wed, 21 Oct 2015 07:28:00 GMT")]))
     refusal = refusal_of(game.answer(b'{"error":{"message":"no","code":"c","param":"p"}}'))
     assert (refusal.status, refusal.code, refusal.message, refusal.param) == (shown, "c", "no", "p")
-    assert refusal.retry_after == (5 if status in (429, 301) else None)
+    assert refusal.retry_after == (5 if shown in (429, 502) else None)
     game.answer(None)
     assert game.end().outcome is outcome
 
@@ -470,6 +561,23 @@ def test_every_other_path_is_turned_over_to_the_pages(play: Any, gateway: Any) -
     assert relay.headers == ((b"content-type", b"text/html"), (b"set-cookie", b"y"))
     game.answer(Relayed(None))
     assert game.end().outcome is Outcome.DONE
+
+
+@pytest.mark.parametrize(
+    ("target", "line"),
+    [
+        ("http://127.0.0.1:1/chat?x=1", b"GET /chat?x=1 HTTP/1.1"),
+        ("http://127.0.0.1:1?x=1", b"GET /?x=1 HTTP/1.1"),
+        ("http://127.0.0.1:1", b"GET / HTTP/1.1"),
+    ],
+)
+def test_a_page_is_asked_for_by_path_and_under_the_name_that_was_checked(
+    play: Any, gateway: Any, target: str, line: bytes
+) -> None:
+    gateway.pages_at = "/run/pages.sock"
+    lines = play("GET", target, host=b"evil.example").step.request.split(b"\r\n")
+    assert lines[0] == line
+    assert [each for each in lines if each.startswith(b"host:")] == [b"host: 127.0.0.1:1"]
 
 
 def test_a_page_gets_the_body_that_was_sent(play: Any, gateway: Any) -> None:

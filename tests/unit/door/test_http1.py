@@ -105,6 +105,28 @@ def test_the_path_is_the_targets_own(target: bytes, path: str) -> None:
     assert head.path == path
 
 
+@pytest.mark.parametrize(
+    ("target", "form", "authority"),
+    [
+        (b"/p?q=http://x/", b"/p?q=http://x/", b"a"),
+        (b"http://h:1/p?q", b"/p?q", b"h:1"),
+        (b"http://h?q", b"/?q", b"h"),
+        (b"http://h?q=/p", b"/?q=/p", b"h"),
+        (b"http://[::1/", b"/", b"[::1"),
+        (b"http://u@h/p", b"/p", b"u@h"),
+        (b"http://h", b"/", b"h"),
+        (b"http:///p", b"/p", b"a"),
+        (b"*", b"*", b"a"),
+    ],
+)
+def test_an_absolute_target_has_a_form_for_the_server_and_a_name_that_goes_before_the_host(
+    target: bytes, form: bytes, authority: bytes
+) -> None:
+    head = read(b"OPTIONS " + target + b" HTTP/1.1\r\n" + HOST + b"\r\n")[0]
+    assert isinstance(head, RequestHead)
+    assert (head.origin_form, head.authority) == (form, authority)
+
+
 def test_old_clients_close_unless_they_ask_to_stay() -> None:
     heads = [
         read(b"GET / HTTP/1.0\r\n\r\n")[0],

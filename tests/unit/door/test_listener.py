@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -240,6 +241,98 @@ async def test_a_reply_that_is_not_out_yet_is_waited_for(
     world.turn()
 
 
+class Reader(threading.Thread):
+    """A client that begins to read when it is told to, and reads to the end."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        super().__init__(daemon=True)
+        self.sock = sock
+        self.got = b""
+
+    def run(self) -> None:
+        self.sock.settimeout(60)
+        while data := self.sock.recv(65536):
+            self.got += data
+
+
+@pytest.mark.parametrize("phase", ["answered", "stream"])
+async def test_the_last_words_get_out_to_who_reads_late(make_world: Any, phase: str) -> None:
+    """More than a socket holds: closing must lose none of a whole answer, nor the event that says why a stream ends."""
+    world = make_world()
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    world.door.admit(near, "10.0.0.1")
+    (client,) = world.door.clients
+    event = b"data: " + b"x" * 30_000 + b"\n\n"
+    text = b'"' + b"x" * 2_000_000 + b'"'
+    far.send(world.chat(stream=phase == "stream"))
+    while not world.engines:
+        world.turn()
+    world.turn()
+    if phase == "answered":
+        world.whole(text)
+    else:
+        world.opens()
+        while not client.transport.pending:
+            world.sends(event)
+    assert client.transport.pending
+    reader = Reader(far)
+    world.door.close()
+    assert world.door.clients == set()
+    reader.start()
+    waited = trio.Event()
+
+    async def wait_sent() -> None:
+        await world.door.wait_sent()
+        waited.set()
+
+    with trio.fail_after(60):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait_sent)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not waited.is_set()
+            while not waited.is_set():
+                world.turn()
+                await trio.sleep(0.001)
+        while reader.is_alive():
+            world.turn()
+            await trio.sleep(0.001)
+    far.close()
+    world.turn()
+    world.wait(2)
+    (answer,) = world.answers(reader.got)
+    assert answer.complete
+    (request,) = world.gateway.settled
+    if phase == "answered":
+        assert (answer.body, request.outcome) == (text, Outcome.DONE)
+    else:
+        assert b'"stopping"' in answer.body.rpartition(b"data: ")[2]
+        assert request.outcome is Outcome.STOPPED
+
+
+async def test_last_words_that_nobody_reads_are_waited_for_no_longer_than_their_caller_likes(
+    make_world: Any, nursery: trio.Nursery
+) -> None:
+    world = make_world()
+    near, far = socket.socketpair()
+    near.setblocking(False)
+    world.door.admit(near, "10.0.0.1")
+    far.send(world.chat())
+    while not world.engines:
+        world.turn()
+    world.turn()
+    world.whole(b'"' + b"x" * 2_000_000 + b'"')
+    world.door.close()
+    with trio.move_on_after(0.1) as patience:
+        await world.door.wait_sent()
+    assert patience.cancelled_caught
+    world.door.hurry()
+    with trio.fail_after(10):
+        await world.door.wait_sent()
+    far.close()
+    world.wait(30)
+
+
 async def test_who_hurries_waits_for_nothing_and_closing_ends_what_is_left(
     make_world: Any, nursery: trio.Nursery
 ) -> None:
@@ -253,7 +346,8 @@ async def test_who_hurries_waits_for_nothing_and_closing_ends_what_is_left(
         await draining.done.wait()
     world.door.close()
     world.turn()
+    assert world.error_at_end(far) == "stopping"
     assert far.over
     assert world.engine.over
-    assert world.last.outcome is Outcome.STOPPED
+    assert [request.outcome for request in world.gateway.settled] == [Outcome.STOPPED]
     assert world.door.clients == set()

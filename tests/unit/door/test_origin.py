@@ -36,6 +36,12 @@ def test_loopback_names_are_ours(host: str) -> None:
         "192.168.1.5",
         "evil.example#localhost",
         "[::2]",
+        "127.0.0.1:@evil.com",
+        "127.0.0.1:80/evil",
+        "127.0.0.1:80@evil.com",
+        "127.0.0.1:x",
+        "127.0.0.1:123456",
+        "127.0.0.1\n",
     ],
 )
 def test_another_name_is_refused_with_what_to_do(host: str) -> None:
@@ -49,6 +55,44 @@ def test_the_configured_name_is_ours() -> None:
     origins = Origins("llm.home")
     assert code(origins, host="LLM.home:8080") is None
     assert code(origins, host="other.home") == "host_not_allowed"
+
+
+@pytest.mark.parametrize(
+    ("own", "host", "admitted"),
+    [
+        ("192.168.1.5", "192.168.1.5", True),
+        ("192.168.1.5", "192.168.1.5:17434", True),
+        ("192.168.1.5", "192.168.1.5:x", False),
+        ("192.168.1.5", "192.168.1.5:80@evil.com", False),
+        ("192.168.1.5", "192.168.1.5:@evil.com", False),
+        ("192.168.1.5", "192.168.1.5:80/evil", False),
+        ("192.168.1.5", "192x168.1.5", False),
+        ("::1", "[::1]:17434", True),
+        ("fd00::7", "[FD00::7]:17434", True),
+        ("fd00::7", "[fd00::7]", True),
+        ("fd00::7", "fd00::7:17434", False),
+    ],
+)
+def test_the_configured_address_is_ours_with_a_port_of_digits_only(own: str, host: str, admitted: bool) -> None:
+    assert code(Origins(own), host=host) == (None if admitted else "host_not_allowed")
+
+
+@pytest.mark.parametrize(
+    ("target", "host", "admitted"),
+    [
+        (b"http://127.0.0.1:17434/p", "evil.example", True),
+        (b"http://evil.example/p", "localhost", False),
+        (b"http://localhost@evil.example/p", "localhost", False),
+        (b"http://[::1/", "localhost", False),
+        (b"http:///p", "evil.example", False),
+        (b"http:///p", "localhost", True),
+    ],
+)
+def test_an_absolute_targets_own_name_counts_instead_of_the_host(target: bytes, host: str, admitted: bool) -> None:
+    asked = head(host=host)
+    asked.target = target
+    refusal = Origins("127.0.0.1").refuse(asked)
+    assert (refusal.code if refusal else None) == (None if admitted else "host_not_allowed")
 
 
 def test_a_client_that_sends_no_host_is_no_browser() -> None:

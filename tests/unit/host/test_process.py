@@ -14,6 +14,7 @@ from llmgw.host.process import (
     describe_exit,
     find_tree,
     hash_argv,
+    is_killed,
     read_boot_id,
     read_marker,
     read_stat,
@@ -24,6 +25,20 @@ from llmgw.host.process import (
 
 SLEEP = "import time; print('up', flush=True); time.sleep(600)"
 DEAF = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+MANY_THREADS = """
+import os, signal, threading, time
+signal.signal(signal.SIGUSR1, lambda *_: os._exit(3))
+for _ in range(40):
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+print("up", os.getpid(), "", flush=True)
+time.sleep(600)
+"""
+FIRST_THREAD_LEAVES = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(600,)).start()
+print("up", flush=True)
+ctypes.CDLL(None).syscall(60 if __import__("platform").machine() == "x86_64" else 93, 0)
+"""
 PARENT_LEAVES = """
 import os, signal, time
 if os.fork() == 0:
@@ -118,6 +133,65 @@ async def test_a_process_that_is_deaf_to_term_is_killed(start, wait_for_line):
         assert await process.stop(signal.SIGTERM, 0.2)
     assert is_gone(process.pid)
     assert process.code == -signal.SIGKILL
+
+
+@pytest.mark.slow
+async def test_nothing_is_left_of_a_process_of_many_threads(start, wait_for_line):
+    for first in (signal.SIGTERM, signal.SIGKILL, None):
+        process = start(MANY_THREADS)
+        await wait_for_line(f"up {process.pid} ")
+        if first is None:
+            os.kill(process.pid, signal.SIGUSR1)
+            with trio.fail_after(60):
+                assert await process.wait_exit() == 3
+        with trio.fail_after(60):
+            assert await process.stop(first or signal.SIGTERM, 30)
+        assert read_stat(process.pid) is None
+        assert process.code in (3, -signal.SIGTERM, -signal.SIGKILL)
+
+
+@pytest.mark.slow
+async def test_a_process_whose_first_thread_is_dead_lives_on_in_the_others(start, wait_for_line):
+    process = start(FIRST_THREAD_LEAVES)
+    await wait_for_line("up")
+    with trio.fail_after(60):
+        while read_stat(process.pid).state != "Z":  # noqa: ASYNC110 - the kernel has no event for it
+            await trio.sleep(0.01)
+        # What looks like a zombie still holds its memory and its port.
+        assert process.pid in await process.find_alive()
+        assert not process.ended
+        assert await process.stop(signal.SIGTERM, 30)
+    assert read_stat(process.pid) is None
+    assert process.code == -signal.SIGTERM
+
+
+@pytest.mark.slow
+async def test_the_exit_code_is_known_when_another_thread_looks_at_the_same_time(start):
+    for _ in range(10):
+        process = start("raise SystemExit(7)")
+        codes = []
+
+        async def wait(process=process, codes=codes):
+            codes.append(await process.wait_exit())
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(wait)
+                while await process.find_alive():
+                    pass
+        assert codes == [7]
+
+
+@pytest.mark.slow
+async def test_a_killed_process_is_known_as_such_at_once(start, wait_for_line):
+    process = start(SLEEP)
+    await wait_for_line("up")
+    assert not is_killed(process.pid)
+    os.kill(process.pid, signal.SIGSTOP)
+    assert not is_killed(process.pid)
+    with trio.fail_after(60):
+        assert await process.stop(signal.SIGKILL, 30)
+    assert is_killed(process.pid)
 
 
 @pytest.mark.slow

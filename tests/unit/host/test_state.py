@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -119,6 +120,53 @@ def test_a_folder_that_can_not_be_made_is_a_usage_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(UsageError, match="can't be used"), hold_state(tmp_path / "file" / "state"):
         raise AssertionError("held a folder inside a file")
+
+
+@pytest.mark.parametrize("name", ["shards", "logs"])
+def test_a_file_in_the_place_of_a_folder_is_a_usage_error(tmp_path, name):
+    (tmp_path / name).touch()
+    with pytest.raises(UsageError, match=rf"{tmp_path / name}: it is a file, not a folder\): mend that"):
+        StateFolder(tmp_path).make()
+
+
+@pytest.mark.slow
+def test_a_lock_file_that_can_not_be_written_is_a_usage_error(tmp_path):
+    # A limit on what a process may write stands for the full disk: both fail at the write, with the lock held.
+    code = (
+        "import pathlib, resource, sys; from llmgw.errors import UsageError; from llmgw.host.state import hold_state\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))\n"
+        "try:\n"
+        "    with hold_state(pathlib.Path(sys.argv[1])): print('held')\n"
+        "except UsageError as error: print(error)"
+    )
+    argv = [sys.executable, "-c", code, str(tmp_path)]
+    said = subprocess.run(argv, capture_output=True, text=True, timeout=100, check=True).stdout
+    assert f"{tmp_path / 'lock'}: File too large" in said
+    assert "free some space" in said
+
+
+def test_a_folder_without_rights_is_a_usage_error(tmp_path):
+    StateFolder(tmp_path).make()
+    (tmp_path / "shards").chmod(0o500)
+    if os.access(tmp_path / "shards", os.W_OK):
+        pytest.skip("this user may write everywhere")
+    with pytest.raises(UsageError, match="may not be read and written"):
+        StateFolder(tmp_path).make()
+
+
+def test_a_full_disk_is_told_with_its_file_and_leaves_no_half_of_it(state):
+    fresh = state.shards / "shd-a-1-0.fresh"
+    fresh.symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        state.write(RECORD)
+    assert raised.value.filename == str(state.shards / "shd-a-1-0.json")
+    assert list(state.shards.iterdir()) == []
+
+
+def test_a_file_that_can_not_be_removed_is_said_in_the_log(state, caplog):
+    (state.shards / "shd-a-1-0.json").mkdir()
+    state.remove(SPEC.id)
+    assert "shd-a-1-0.json can't be removed" in caplog.text
 
 
 def test_the_lock_is_let_go_when_the_body_fails(tmp_path):

@@ -55,7 +55,7 @@ async def test_a_started_tree_answers_and_a_drained_one_ends(half: ServerHalf, a
             assert b"tiny" in page
             assert b'"tiny"' in await ask(half, "/v1/models")
             assert half.base_url == f"http://127.0.0.1:{half.listening.getsockname()[1]}"
-            await half.drain()
+            await half.drain(30)
             half.hurry()
             with pytest.raises(OSError, match="all attempts to connect"):
                 await ask(half, "/health")
@@ -67,7 +67,7 @@ async def test_a_started_tree_answers_and_a_drained_one_ends(half: ServerHalf, a
 async def test_a_half_that_never_started_can_be_drained(half: ServerHalf) -> None:
     half.hurry()
     with trio.fail_after(10):
-        await half.drain()
+        await half.drain(30)
 
 
 def test_the_base_url_of_an_address_of_the_sixth_version_has_brackets() -> None:

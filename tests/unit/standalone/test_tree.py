@@ -20,7 +20,17 @@ from llmgw.core.node import EngineFound, Node
 from llmgw.core.replica import Endpoint, ShardReport, ShardState
 from llmgw.errors import EngineFailed, LlmgwError, UsageError
 from llmgw.server.tree import ServerHalf
-from llmgw.standalone.tree import NODE, MemoryLink, _only, _raise_failure, _say_ready, _state_of, _watch_signals, run
+from llmgw.standalone.tree import (
+    NODE,
+    MemoryLink,
+    Visit,
+    _attend,
+    _only,
+    _raise_failure,
+    _say_ready,
+    _watch_signals,
+    run,
+)
 
 TINY = Model(
     name=ModelName("tiny"),
@@ -84,7 +94,7 @@ async def test_ready_is_said_when_every_model_that_is_to_run_does(half: ServerHa
     place(half)
     said: list[str] = []
     asleep = Model(name=ModelName("asleep"), source="x", scaling=Scaling(min=0, max=1))
-    nursery.start_soon(_say_ready, half, (TINY, asleep), said.append, None, trio.Event())
+    nursery.start_soon(_say_ready, Visit(question=None), half, (TINY, asleep), said.append)
     await trio.testing.wait_all_tasks_blocked()
     report(half, ShardState.LOADING)
     await trio.testing.wait_all_tasks_blocked()
@@ -115,9 +125,32 @@ async def test_who_asks_one_question_hears_the_first_failure(
 ) -> None:
     fail(half)
     with pytest.raises(EngineFailed) as caught, trio.fail_after(10):
-        await _say_ready(half, (TINY,), lambda url: None, "Why?", trio.Event())
+        await _say_ready(Visit(question="Why?"), half, (TINY,), lambda url: None)
     assert words in caught.value.message
     assert caught.value.lines == lines
+
+
+async def test_what_fails_while_attending_stops_the_program_in_good_order(half: ServerHalf) -> None:
+    """An exception that left the nursery would cancel the agent, and leave its engines running."""
+    fail_loading(half)
+    visit, stopping = Visit(question="Why?"), trio.Event()
+    await _attend(visit, half, (TINY,), lambda url: None, stopping)
+    assert isinstance(visit.failure, EngineFailed)
+    assert stopping.is_set()
+    assert not visit.answered
+
+
+async def test_nobody_who_reads_that_it_is_ready_is_no_failure(half: ServerHalf) -> None:
+    def on_ready(url: str) -> None:
+        raise BrokenPipeError
+
+    place(half)
+    report(half, ShardState.READY)
+    visit, stopping = Visit(question=None), trio.Event()
+    with trio.fail_after(10):
+        await _attend(visit, half, (TINY,), on_ready, stopping)
+    assert visit.failure is None
+    assert not stopping.is_set()
 
 
 def test_a_model_that_only_waits_is_no_failure(half: ServerHalf) -> None:
@@ -157,12 +190,6 @@ def test_the_one_error_of_ours_is_taken_out_of_its_wrapping() -> None:
     assert _only(mixed) is mixed
     alone = BaseExceptionGroup("a", [odd])
     assert _only(alone) is alone
-
-
-def test_two_ports_have_two_states(half: ServerHalf) -> None:
-    one, two = (_state_of(NodeConfig(state="/s", port=port), half) for port in (1, 2))
-    assert one != two
-    assert one.parent == two.parent == Path("/s")
 
 
 def test_a_port_that_is_taken_is_said_before_anything_starts() -> None:

@@ -1,4 +1,4 @@
-"""Standard error by its descriptor."""
+"""Standard output by its descriptor."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import threading
 
 import pytest
 
-from llmgw.standalone.stderr import write_stderr
+from llmgw.standalone.output import write_out
 
 
 def test_all_of_it_is_written_however_little_is_taken_at_once() -> None:
     read, write = os.pipe()
     text = "ü" * 200_000
-    writer = threading.Thread(target=write_stderr, args=(text,), kwargs={"fd": write})
+    writer = threading.Thread(target=write_out, args=(text,), kwargs={"fd": write})
     writer.start()
     got = b""
     while len(got) < 400_000:
@@ -29,6 +29,6 @@ def test_nobody_who_reads_is_an_error() -> None:
     os.close(read)
     try:
         with pytest.raises(BrokenPipeError):
-            write_stderr("x", fd=write)
+            write_out("x", fd=write)
     finally:
         os.close(write)
