@@ -75,6 +75,10 @@ class EngineProcess:
         return wait_for(look, f"the end of request {tag}")
 
 
+# Whoever runs the tests in the background, or by nohup, has these ignored, and that would be inherited.
+HEAR_SIGNALS = ("env", "--default-signal=INT,HUP")
+
+
 class Llmgw:
     """``llmgw`` with its folder, its log and what it left behind."""
 
@@ -98,7 +102,12 @@ class Llmgw:
         environ["PYTHONPATH"] = str(FAKES)
         with self.log_file.open("ab") as log, self.out_file.open("wb") as out:
             self.process = subprocess.Popen(
-                self.words, stdin=subprocess.DEVNULL, stdout=out, stderr=log, env=environ, start_new_session=True
+                [*HEAR_SIGNALS, *self.words],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=log,
+                env=environ,
+                start_new_session=True,
             )
         return self
 
