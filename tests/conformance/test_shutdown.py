@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from lab.running import Llmgw, wait_for, write_model
-from lab.wire import CHAT, Malformed, Wire, chat, get, post
+from lab.wire import CHAT, Wire, chat, get, post
 
 pytestmark = pytest.mark.slow
 
@@ -65,19 +65,22 @@ def test_a_client_that_never_reads_is_not_waited_for(start: Callable[..., Llmgw]
     assert "Traceback" not in llmgw.log
 
 
-def test_a_stream_that_is_cut_by_the_end_does_not_look_complete(start: Callable[..., Llmgw]) -> None:
+def test_what_is_cut_by_the_end_is_told_so(start: Callable[..., Llmgw]) -> None:
     llmgw = start(timeouts={"drain": "500ms"})
-    with llmgw.connect() as stream, llmgw.connect() as whole:
-        stream.send(post(CHAT, chat({"tokens": 1000, "interval_ms": 100}, stream=True)))
-        stream.read_until(b"\n\n")
+    with llmgw.connect() as stream, llmgw.connect() as whole, llmgw.connect() as old:
+        asked = chat({"tokens": 1000, "interval_ms": 100}, stream=True)
+        stream.send(post(CHAT, asked))
         whole.send(post(CHAT, chat({"tokens": 1000, "interval_ms": 100})))
+        old.send(post(CHAT, asked).replace(b"HTTP/1.1", b"HTTP/1.0", 1))
+        for wire in (stream, old):
+            wire.read_until(b"\n\n")
         assert llmgw.stop() == 0
-        said = b""
-        with contextlib.suppress(ConnectionResetError):
-            said = stream.read_to_end()
-        assert b"[DONE]" not in said
-        with pytest.raises((Malformed, ConnectionResetError)):
-            whole.read_reply()
+        for wire in (stream, old):
+            said = wire.read_to_end()
+            assert b"[DONE]" not in said
+            assert b'"code":"stopping"' in said
+        reply = whole.read_reply()
+        assert (reply.status, reply.code, reply.get("connection")) == (503, "stopping", "close")
 
 
 def test_a_second_ctrl_c_waits_for_no_request(start: Callable[..., Llmgw]) -> None:

@@ -441,7 +441,8 @@ async def stream(reply, body, fake, *, chat, name):
     if not fake.get("no_finish"):
         last = {"delta": {}} if chat else {"text": ""}
         events.append({"choices": [{"index": 0, **last, "finish_reason": finish}]})
-    if fake.get("usage") == "every_chunk" or options.get("continuous_usage_stats"):
+    constant = options.get("include_usage") and options.get("continuous_usage_stats")
+    if fake.get("usage") == "every_chunk" or constant:
         for at, event in enumerate(events):
             event["usage"] = usage_of(fake, at)
     if options.get("include_usage") and (usage := usage_of(fake, len(deltas))) is not None:

@@ -100,7 +100,7 @@ async def test_usage_can_be_odd(port, kind, usage):
 
 
 async def test_usage_can_be_in_every_event(port):
-    body = chat(tokens=2) | {"stream_options": {"continuous_usage_stats": True}}
+    body = chat(tokens=2) | {"stream_options": {"continuous_usage_stats": True, "include_usage": True}}
     assert all("usage" in event for event in events(await ask(port, body)))
 
 
