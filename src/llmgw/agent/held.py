@@ -54,7 +54,7 @@ def endpoint_of(spec: ShardSpec, port: int) -> Endpoint:
 class Held:
     """What a shard holds at this moment: its process, its port, its log."""
 
-    __slots__ = ("log", "port", "process", "ready", "spec", "telling", "tools")
+    __slots__ = ("log", "log_troubled", "port", "process", "ready", "spec", "telling", "tools")
 
     def __init__(self, spec: ShardSpec, tools: Tools, telling: Telling) -> None:
         self.spec = spec
@@ -63,6 +63,8 @@ class Held:
         self.process: Process | None = None
         self.port: int | None = None
         self.ready = False
+        # said once, not at every poll
+        self.log_troubled = False
         self.log = LogFile(tools.state.log_path(spec.id))
 
     @property
@@ -127,9 +129,19 @@ class Held:
         return process.pid
 
     def read_log(self) -> list[str]:
-        """The new lines; the file is kept in bounds on the way."""
-        lines = self.log.read_new()
-        self.log.cap()
+        """The new lines; the file is kept in bounds on the way.
+
+        No line when the disk is full or the file out of reach: that is no reason to end an engine that serves.
+        """
+        try:
+            lines = self.log.read_new()
+            self.log.cap()
+        except OSError as error:
+            if not self.log_troubled:
+                log.warning("shard %s: its log %s: %s", self.spec.id, self.log.path, error.strerror or error)
+            self.log_troubled = True
+            return []
+        self.log_troubled = False
         return lines
 
     async def has_lost_its_port(self) -> bool:

@@ -66,6 +66,17 @@ async def test_a_log_that_can_not_be_opened_is_named(held, launch, tools):
     assert len({tools.ports.take() for _ in range(8)}) == 8
 
 
+def test_a_log_that_is_out_of_reach_is_told_once_and_ends_nothing(held, tools, caplog):
+    path = tools.state.log_path(held.spec.id)
+    path.mkdir(parents=True)
+    assert held.read_log() == held.read_log() == []
+    (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert str(path) in told
+    path.rmdir()
+    path.write_text("one\n")
+    assert held.read_log() == ["one"]
+
+
 async def test_an_older_log_that_is_in_the_way_is_named(held, launch, tools):
     path = tools.state.log_path(held.spec.id)
     path.touch()
