@@ -216,7 +216,6 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
     if isinstance(asked, Refusal):
         yield Refuse(asked)
         return
-    request.stream = asked.stream
     model = gateway.resolve(asked.model)
     if model is None:
         yield Refuse(_unknown_model(asked.model))

@@ -165,13 +165,12 @@ class EventRelay:
 class WholeRelay:
     """A reply that is no stream: its bytes as they come, through the filters, and its tail for the usage."""
 
-    __slots__ = ("_filters", "_size", "_tail", "complete")
+    __slots__ = ("_filters", "_size", "_tail")
 
     def __init__(self, filters: tuple[Filter, ...]) -> None:
         self._filters = filters
         self._tail: list[bytes] = []
         self._size = 0
-        self.complete = True
 
     def feed(self, data: bytes) -> bytes:
         tail = self._tail
@@ -179,7 +178,6 @@ class WholeRelay:
         self._size += len(data)
         while self._size - len(tail[0]) >= KEEP_BYTES:
             self._size -= len(tail.pop(0))
-            self.complete = False
         for each in self._filters:
             data = each.feed(data)
         return data

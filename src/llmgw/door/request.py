@@ -39,7 +39,6 @@ class Request:
         "problem",
         "replica",
         "status",
-        "stream",
         "usage",
     )
 
@@ -54,7 +53,7 @@ class Request:
         self.body: bytes | None = None
         self.status = 0
         # the client has a 200 and an open event stream: whatever comes now is an event
-        self.opened = self.stream = False
+        self.opened = False
         self.first_byte_at: float | None = None
         self.model: str | None = None
         self.replica: str | None = None

@@ -12,7 +12,6 @@ def test_a_request_that_has_just_come_knows_its_beginning_and_nothing_else() -> 
     assert (request.id, request.peer, request.path) == ("req-1", "10.0.0.1", "/v1/models")
     assert (request.began, request.ended, request.status) == (7.0, 7.0, 0)
     assert not request.opened
-    assert not request.stream
     known = (request.model, request.replica, request.usage, request.outcome, request.problem, request.first_byte_at)
     assert known == (None,) * 6
 
