@@ -12,7 +12,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.reactor.loop import IN, LOOK_EVERY, OUT, TICK_SECONDS, TURN_SECONDS, Deadline, Reactor
+from llmgw.reactor.loop import GATHER_AGAIN, IN, LOOK_EVERY, OUT, TICK_SECONDS, TURN_SECONDS, Deadline, Reactor
 
 
 class Watcher:
@@ -446,6 +446,40 @@ async def test_a_busy_loop_lets_tasks_run(served: Reactor) -> None:
         for _ in range(20):
             await trio.lowlevel.checkpoint()
     stop = True
+
+
+async def count_rests(pair: Pair, wakes: int, company: int) -> int:
+    """How often a loop rests in so many wake-ups by one event each, where each rest brings ``company`` more."""
+    rests = 0
+    lines = [pair() for _ in range(1 + company)]
+
+    def rest(seconds: float) -> None:
+        nonlocal rests
+        rests += 1
+        for ours, _ in lines[1:]:
+            ours.send(b"x")
+
+    reactor = Reactor(sleep=rest)
+    woken, wakings = trio.open_memory_channel[bytes](wakes)
+    Watcher(reactor, lines[0][1], lambda mask: woken.send_nowait(lines[0][1].recv(64)))
+    for _, theirs in lines[1:]:
+        Watcher(reactor, theirs, lambda mask, theirs=theirs: theirs.recv(64))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(reactor.serve)
+        for _ in range(wakes):
+            await trio.testing.wait_all_tasks_blocked()
+            lines[0][0].send(b"x")
+            await wakings.receive()
+        nursery.cancel_scope.cancel()
+    return rests
+
+
+async def test_a_loop_rests_where_a_rest_brings_company(pair: Pair) -> None:
+    assert await count_rests(pair, GATHER_AGAIN + 20, company=2) == 20
+
+
+async def test_a_loop_does_not_rest_for_one_that_comes_alone(pair: Pair) -> None:
+    assert await count_rests(pair, 2 * GATHER_AGAIN + 2, company=0) == 2
 
 
 async def test_an_idle_loop_sleeps(pair: Pair) -> None:
