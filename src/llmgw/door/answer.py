@@ -236,7 +236,8 @@ class Answer:
                 self._client.start(self._request, head.status, step.headers, None)
                 self._request.opened = True
             # a stream lasts, and nobody looks at what it was asked with any more
-            self._request.head.headers = {}
+            self._request.head = self._request.head.without_fields()
+            self._client.forget_head()
         else:
             self._whole = WholeRelay(step.filters)
             length = None if step.filters and not ended else head.content_length

@@ -255,6 +255,10 @@ class Client:
         else:
             self.door.reactor.call_soon(self, self.pump)
 
+    def forget_head(self) -> None:
+        """A long answer begins: its request's head is not kept for the next one's sake."""
+        self._reader.forget()
+
     def body_read(self) -> None:
         """It has it, or wants no more of it."""
         self.deadline.clear()

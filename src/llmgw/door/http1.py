@@ -13,9 +13,13 @@ from enum import Enum, auto
 import httptools
 import msgspec
 
+from llmgw.door.known import KnownHead, find_end, learn
+
 MAX_FIELDS = 256
 # An engine's head is trusted more than a client's, but not with all our memory.
 MAX_RESPONSE_HEAD = 256 * 1024
+# A peer whose heads are never the same twice (an id in each) is not looked at for ever.
+MAX_MISSES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +53,10 @@ class RequestHead(msgspec.Struct):
     keep_alive: bool
     content_length: int | None
     chunked: bool
+
+    def without_fields(self) -> RequestHead:
+        """The same, small enough to be kept."""
+        return RequestHead(self.method, self.target, self.minor, {}, self.keep_alive, self.content_length, self.chunked)
 
     @property
     def has_body(self) -> bool:
@@ -101,12 +109,16 @@ class RequestReader:
         "_fields",
         "_head",
         "_in_body",
+        "_known",
+        "_left",
         "_max_head",
+        "_misses",
         "_parser",
         "_parts",
         "_repeated",
         "_replaying",
         "_target",
+        "_unfinished",
         "_unheard",
         "in_head",
         "problem",
@@ -131,9 +143,83 @@ class RequestReader:
         # a head has begun and is not complete
         self.in_head = False
         self._replaying = False
+        # a head of this connection, as bytes and as read; tries since one was of use
+        self._known: tuple[KnownHead, RequestHead] | None = None
+        self._misses = 0
+        # bytes that are missing of the parser's present message; None when that can't be told
+        self._unfinished: int | None = 0
+        # bytes that are missing of a body whose head was known, and which the parser does not see
+        self._left = 0
 
     def feed(self, data: bytes) -> list[RequestEvent]:
         """The events in these bytes, in order."""
+        if self._left:
+            return self._feed_body(data)
+        if self._unfinished == 0:
+            if self._known is not None:
+                events = self._recall(self._known, data)
+                if events is not None:
+                    return events
+            events = self._parse(data)
+            self._learn(events, data)
+            return events
+        if self._unfinished is not None:
+            self._unfinished = None if len(data) > self._unfinished else self._unfinished - len(data)
+        return self._parse(data)
+
+    def forget(self) -> None:
+        """Keep no head: the connection is idle or busy for long, and its memory is wanted."""
+        self._known = None
+
+    def _recall(self, known: tuple[KnownHead, RequestHead], data: bytes) -> list[RequestEvent] | None:
+        """The events of a message whose head has come before; None when the parser has to look."""
+        found = known[0].match(data)
+        if found is None:
+            return None
+        self._misses = 0
+        length, at = found
+        head = known[1]
+        if length != head.content_length:
+            fields = {**head.headers, b"content-length": b"%d" % length}
+            head = RequestHead(head.method, head.target, head.minor, fields, head.keep_alive, length, chunked=False)
+        left = length - (len(data) - at)
+        if left == 0 and length:
+            return [head, data[at:], END]
+        if left <= 0:
+            # nothing of a body, or more than this message
+            return [head, END] if not left else None
+        self._left = left
+        return [head, data[at:]] if len(data) > at else [head]
+
+    def _feed_body(self, data: bytes) -> list[RequestEvent]:
+        left = self._left = self._left - len(data)
+        if left > 0:
+            return [data]
+        if left == 0:
+            return [data, END]
+        self._left = 0
+        return [data[:left], END, *self.feed(data[left:])]
+
+    def _learn(self, events: list[RequestEvent], data: bytes) -> None:
+        """The parser has seen the start of a message: where does that end, and is its head one to be known again?"""
+        size = find_end(data)
+        head = events[0] if events else None
+        self._unfinished = None
+        if not size or not isinstance(head, RequestHead) or head.chunked or b"upgrade" in head.headers:
+            return
+        if not head.keep_alive:
+            # what follows is no message, and the parser's to refuse
+            return
+        missing = size + (head.content_length or 0) - len(data)
+        if missing < 0:
+            return
+        self._unfinished = missing
+        if self._misses < MAX_MISSES and head.content_length is not None:
+            self._misses += 1
+            known = learn(data, size)
+            self._known = None if known is None else (known, head)
+
+    def _parse(self, data: bytes) -> list[RequestEvent]:
         if self._parser is None or self.problem is not None:
             return []
         self._fed += len(data)
@@ -204,10 +290,13 @@ class RequestReader:
     def close(self) -> None:
         """No more will be fed."""
         self._parser = None
+        self._known = None
+        self._left = 0
 
     def _refuse(self, problem: Problem) -> None:
         if self.problem is None:
             self.problem = problem
+            self._known = None
             self._join_parts()
             self._events.append(problem)
 
@@ -361,7 +450,9 @@ class ResponseReader:
         "_fields",
         "_framed",
         "_interim",
+        "_known",
         "_length",
+        "_misses",
         "_parser",
         "_parts",
         "_size",
@@ -383,6 +474,9 @@ class ResponseReader:
         self._length: bytes | None = None
         self._chunked = False
         self._size = 0
+        # a head of this connection, as bytes and as read; tries since one was of use
+        self._known: tuple[KnownHead, ResponseHead] | None = None
+        self._misses = 0
 
     def begin(self, *, bodyless: bool = False) -> None:
         """Expect one message; ``bodyless`` for the answer to a HEAD."""
@@ -397,7 +491,13 @@ class ResponseReader:
         parser = self._parser
         if parser is None:
             return b""
+        first = False
         if self.head is None:
+            first = self._size == 0 and not self._bodyless
+            if first and self._known is not None:
+                body = self._recall(self._known, data)
+                if body is not None:
+                    return body
             # many interim answers, or one head that never ends
             self._size += len(data)
             if self._size > MAX_RESPONSE_HEAD + len(data):
@@ -415,7 +515,37 @@ class ResponseReader:
         if self._parts:
             body += b"".join(self._parts)
             self._parts.clear()
+        if first and self.ended and not self.spoiled and self._misses < MAX_MISSES:
+            self._learn(data)
         return body
+
+    def _recall(self, known: tuple[KnownHead, ResponseHead], data: bytes) -> bytes | None:
+        """The body of a whole message whose head has come before; None when the parser has to look."""
+        found = known[0].match(data)
+        if found is None or found[1] + found[0] != len(data):
+            return None
+        length, at = found
+        head = known[1]
+        fields = head.headers
+        if length != head.content_length:
+            fields = [(name, b"%d" % length if name == b"content-length" else value) for name, value in fields]
+        self._misses = 0
+        self.head = ResponseHead(head.status, fields, head.keep_alive, length)
+        self._framed = self.ended = True
+        return data[at:]
+
+    def forget(self) -> None:
+        """Keep no head."""
+        self._known = None
+
+    def _learn(self, data: bytes) -> None:
+        head, size = self.head, find_end(data)
+        if head is not None and size and head.content_length == len(data) - size:
+            self._misses += 1
+            known = learn(data, size)
+            # without the body, which is put into the head on its way
+            kept = ResponseHead(head.status, head.headers, head.keep_alive, head.content_length)
+            self._known = None if known is None else (known, kept)
 
     def finish(self) -> bool:
         """The connection ended. True when that completes the message: neither length nor chunks framed it."""
@@ -427,6 +557,7 @@ class ResponseReader:
     def close(self) -> None:
         """No more will be fed."""
         self._parser = None
+        self._known = None
 
     # -- httptools calls these
 
