@@ -26,9 +26,31 @@ class NodeRegistered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeReported:
-    """A registered node says what it has now."""
+    """A registered node says what it has now, and the revision of the desired set that it has last taken.
+
+    ``applied`` None: it does not say.
+    """
 
     node: Node
+    applied: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLost:
+    """A node has been silent for longer than its lease. What it runs goes on, for all we know."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodesExpected:
+    """The server has begun anew: these nodes were there before, and what they run is not known until they have said so.
+
+    Nothing is placed before all of them have registered, or ``until`` has come.
+    """
+
+    nodes: frozenset[NodeId]
+    until: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,4 +78,14 @@ class Stopping:
     """The program ends and nothing is to run any more (``serve`` and ``demo`` only)."""
 
 
-Event = CatalogChanged | NodeRegistered | NodeReported | ShardChanged | Demand | Wakeup | Stopping
+Event = (
+    CatalogChanged
+    | NodesExpected
+    | NodeRegistered
+    | NodeReported
+    | NodeLost
+    | ShardChanged
+    | Demand
+    | Wakeup
+    | Stopping
+)

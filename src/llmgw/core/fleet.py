@@ -12,8 +12,10 @@ from llmgw.core.events import (
     CatalogChanged,
     Demand,
     Event,
+    NodeLost,
     NodeRegistered,
     NodeReported,
+    NodesExpected,
     ShardChanged,
     Stopping,
     Wakeup,
@@ -43,9 +45,11 @@ LONGEST_RETRY_AFTER_SECONDS = 120
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeStatistics:
-    """A node, the memory in GB that replicas have booked there, and those replicas (ended ones book nothing)."""
+    """A node, whether it is silent, the memory in GB that replicas have booked there, and those replicas (ended ones
+    book nothing)."""
 
     node: Node
+    lost: bool
     revision: int
     booked_gb: float
     replicas: tuple[Replica, ...]
@@ -83,6 +87,8 @@ class Fleet:
         self._forget_at: dict[LifeKey, float] = {}
         self._wake_at: float | None = None
         self._stopping = False
+        self._expected: set[NodeId] = set()
+        self._settled_at = 0.0
         self._effects: list[Effect] = []
 
     def ready(self, name: ModelName) -> tuple[Replica, ...]:
@@ -118,6 +124,7 @@ class Fleet:
             nodes=tuple(
                 NodeStatistics(
                     node=member.node,
+                    lost=member.lost,
                     revision=member.revision,
                     booked_gb=booked.get(name, 0.0),
                     replicas=tuple(replica for replica in replicas if replica.shard.node == name),
@@ -142,8 +149,12 @@ class Fleet:
                 self._change_catalog(Catalog(models), now)
             case NodeRegistered():
                 self._register(event, now)
-            case NodeReported(node=node):
-                self._take_report(node)
+            case NodesExpected(nodes=nodes, until=until):
+                self._expected, self._settled_at = set(nodes) - self._roster.members.keys(), until
+            case NodeReported(node=node, applied=applied):
+                self._take_report(node, applied)
+            case NodeLost(node=node_id):
+                self._lose(node_id)
             case ShardChanged(node=node_id, report=report):
                 life = self._roster.lives.get((node_id, report.replica, report.epoch))
                 # A word of an epoch that is over, or that this fleet never began, moves nothing.
@@ -158,7 +169,10 @@ class Fleet:
             case _:
                 assert_never(event)
         self._come_due(now)
-        self._plan_one(now)
+        if now >= self._settled_at:
+            self._expected.clear()
+        if not self._expected:
+            self._plan_one(now)
         self._effects += self._roster.changed_desires()
         self._ask_to_be_woken(now)
         return self._effects
@@ -186,6 +200,7 @@ class Fleet:
 
     def _register(self, event: NodeRegistered, now: float) -> None:
         member = self._roster.enrol(event.node)
+        self._expected.discard(event.node.id)
         named: set[LifeKey] = set()
         # The newest epoch first: were there two of a replica, that is the one to keep.
         for spec, report in sorted(event.running, key=lambda pair: -pair[0].epoch):
@@ -245,11 +260,31 @@ class Fleet:
             self._roster.withdraw(life)
         self._forget(life)
 
-    def _take_report(self, node: Node) -> None:
+    def _take_report(self, node: Node, applied: int | None) -> None:
         member = self._roster.members.get(node.id)
-        if member is not None:
-            member.node = node
-            self._plan_waiting()
+        if member is None:
+            return
+        member.node = node
+        self._plan_waiting()
+        if applied is not None:
+            for key in [key for key in self._forget_at if key[0] == node.id]:
+                life = self._roster.lives[key]
+                # It has taken the set without this shard and never spoke of it: it never saw the set with it.
+                if life.withdrawn_by is not None and applied >= life.withdrawn_by:
+                    self._forget_unheard(life)
+
+    def _lose(self, name: NodeId) -> None:
+        """What runs there may serve on, unseen: it keeps its room, and gets no requests."""
+        member = self._roster.members.get(name)
+        if member is None or member.lost:
+            return
+        self._roster.mark_lost(member, lost=True)
+        for life in self._roster.lives.values():
+            replica = life.replica
+            if replica.shard.node == name and life.alive:
+                text = f"{replica.id} can't be reached: {name} is silent; no request goes there until it is back"
+                self._announce(replica, text, warning=True)
+        self._plan_waiting()
 
     def _observe(self, life: Life, report: ShardReport, now: float) -> None:
         life.heard = True
@@ -369,10 +404,12 @@ class Fleet:
             del self._retry_at[name]
             self._plan_later(name)
         for key in [key for key, at in self._forget_at.items() if at <= now]:
-            life = self._roster.lives[key]
-            self._forget(life)
-            self._plan_later(life.replica.model)
-            self._plan_waiting()
+            self._forget_unheard(self._roster.lives[key])
+
+    def _forget_unheard(self, life: Life) -> None:
+        self._forget(life)
+        self._plan_later(life.replica.model)
+        self._plan_waiting()
 
     def _plan_one(self, now: float) -> None:
         """One model a turn, however many wait: a thousand at once would hold up every request meanwhile."""
@@ -398,7 +435,14 @@ class Fleet:
         # books none. Its end plans this model again.
         alive = sum(1 for life in self._roster.of(model.name) if life.alive)
         for _ in range(min(lacking, model.scaling.max - alive)):
-            verdict = place(model, self._roster.nodes(), self._roster.bookings(), self._backing_off(model.name), now)
+            verdict = place(
+                model,
+                self._roster.nodes(),
+                self._roster.bookings(),
+                self._backing_off(model.name),
+                now,
+                lost=self._roster.lost(),
+            )
             earlier = self._verdicts.get(model.name)
             self._verdicts[model.name] = verdict
             if isinstance(verdict, Rejected):
@@ -464,7 +508,7 @@ class Fleet:
     def _ask_to_be_woken(self, now: float) -> None:
         times = [*self._retry_at.values(), *self._forget_at.values()]
         if self._unplanned:
-            times.append(now)
+            times.append(self._settled_at if self._expected else now)
         if times and (self._wake_at is None or min(times) < self._wake_at):
             self._wake_at = min(times)
             self._effects.append(WakeAt(at=self._wake_at))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from llmgw.core.model import Model, Profile
@@ -36,12 +36,14 @@ def place(
     bookings: Mapping[NodeId, float],
     backing_off: Mapping[NodeId, float],
     now: float,
+    *,
+    lost: Collection[NodeId] = (),
 ) -> Verdict:
     """Find a node for one more replica of ``model``.
 
-    ``bookings`` is the memory in GB that our replicas have on each node, whatever they use of it at the moment, and
-    ``backing_off`` until when a node is not tried again. The best profile that fits anywhere wins, on the node with
-    the most memory left; of equal nodes the first by id.
+    ``bookings`` is the memory in GB that our replicas have on each node, whatever they use of it at the moment,
+    ``backing_off`` until when a node is not tried again, ``lost`` the nodes that are silent. The best profile that fits
+    anywhere wins, on the node with the most memory left; of equal nodes the first by id.
     """
     groups = islands(nodes)
     rejections: list[Rejection] = []
@@ -50,7 +52,7 @@ def place(
         for island in groups:
             for node in island:
                 free_gb = _free_gb(node, bookings)
-                rejection = _reject(profile, node, free_gb, backing_off.get(node.id, now) - now)
+                rejection = _reject(profile, node, free_gb, backing_off.get(node.id, now) - now, lost)
                 if rejection is not None:
                     rejections.append(rejection)
                 elif best is None or free_gb > _free_gb(best, bookings):
@@ -65,10 +67,13 @@ def _free_gb(node: Node, bookings: Mapping[NodeId, float]) -> float:
     return node.memory_gb - bookings.get(node.id, 0.0)
 
 
-def _reject(profile: Profile, node: Node, free_gb: float, wait_seconds: float) -> Rejection | None:
+def _reject(
+    profile: Profile, node: Node, free_gb: float, wait_seconds: float, lost: Collection[NodeId]
+) -> Rejection | None:
     """The first reason against this node: those that an operator must remove before those that pass by themselves."""
     found = (
-        _lacks_engine(profile, node)
+        _is_lost(node, lost)
+        or _lacks_engine(profile, node)
         or _lacks_gpu(profile)
         or _lacks_memory(profile, node, free_gb)
         or _lacks_disk(profile, node)
@@ -78,6 +83,12 @@ def _reject(profile: Profile, node: Node, free_gb: float, wait_seconds: float) -
         return None
     reason, detail = found
     return Rejection(node=node.id, profile=profile.name, reason=reason, detail=detail)
+
+
+def _is_lost(node: Node, lost: Collection[NodeId]) -> tuple[Reason, str] | None:
+    if node.id not in lost:
+        return None
+    return Reason.NODE_LOST, "the node is silent: see whether its agent runs and reaches the server"
 
 
 def _lacks_engine(profile: Profile, node: Node) -> tuple[Reason, str] | None:

@@ -9,6 +9,7 @@ from enum import StrEnum
 class Reason(StrEnum):
     """Why not this node. Each value is what ``explain`` output and JSON carry."""
 
+    NODE_LOST = "node_lost"
     NO_ENGINE = "no_engine"
     NO_GPU = "no_gpu"
     NOT_ENOUGH_MEMORY = "not_enough_memory"

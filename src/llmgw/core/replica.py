@@ -51,6 +51,15 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardAddress:
+    """A shard, named by who can't dial its node: the agent there knows the port, or that it runs no such thing."""
+
+    node: NodeId
+    shard: ShardId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
     """What a node is told to run: everything its agent needs, and the epoch that tells one try from the next."""
 

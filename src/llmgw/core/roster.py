@@ -19,9 +19,13 @@ LifeKey = tuple[NodeId, ReplicaId, int]
 
 @dataclass(slots=True)
 class Member:
-    """A registered node, and what it was last told (``sent`` is None when it may have forgotten)."""
+    """A registered node, and what it was last told (``sent`` is None when it may have forgotten).
+
+    While it is ``lost`` nothing is sent to what runs there, and all of it stays booked.
+    """
 
     node: Node
+    lost: bool = False
     revision: int = 0
     desired: dict[ShardId, ShardSpec] = field(default_factory=dict)
     sent: tuple[ShardSpec, ...] | None = None
@@ -32,12 +36,14 @@ class Life:
     """One epoch of a replica on its node.
 
     ``launched_at`` is None when it ran before we knew it; ``heard`` is true once its node has spoken of it;
-    ``ready_seconds`` is how long it has served, once it no longer does.
+    ``withdrawn_by`` is the revision of the first desired set without it; ``ready_seconds`` is how long it has served,
+    once it no longer does.
     """
 
     replica: Replica
     launched_at: float | None = None
     heard: bool = False
+    withdrawn_by: int | None = None
     ready_seconds: float = 0.0
 
     @property
@@ -66,7 +72,20 @@ class Roster:
         member.node = node
         member.sent = None
         self._touched.add(node.id)
+        self.mark_lost(member, lost=False)
         return member
+
+    def mark_lost(self, member: Member, *, lost: bool) -> None:
+        """Requests no longer go there, or again."""
+        if member.lost is not lost:
+            member.lost = lost
+            for name in {
+                life.replica.model for life in self.lives.values() if life.replica.shard.node == member.node.id
+            }:
+                self._refresh_ready(name)
+
+    def lost(self) -> frozenset[NodeId]:
+        return frozenset(name for name, member in self.members.items() if member.lost)
 
     def nodes(self) -> list[Node]:
         return [member.node for member in self.members.values()]
@@ -113,7 +132,9 @@ class Roster:
 
     def withdraw(self, life: Life) -> None:
         shard = life.replica.shard
-        del self.members[shard.node].desired[shard.id]
+        member = self.members[shard.node]
+        del member.desired[shard.id]
+        life.withdrawn_by = member.revision + 1
         self._touched.add(shard.node)
 
     def is_desired(self, life: Life) -> bool:
@@ -138,7 +159,9 @@ class Roster:
         routable = [
             life.replica
             for life in self.of(name)
-            if life.replica.state is ShardState.READY and life.replica.endpoint is not None
+            if life.replica.state is ShardState.READY
+            and life.replica.endpoint is not None
+            and not self.members[life.replica.shard.node].lost
         ]
         if routable:
             self.ready[name] = tuple(sorted(routable, key=lambda replica: replica.id))

@@ -12,8 +12,10 @@ from llmgw.core.events import (
     CatalogChanged,
     Demand,
     Event,
+    NodeLost,
     NodeRegistered,
     NodeReported,
+    NodesExpected,
     ShardChanged,
     Stopping,
     Wakeup,
@@ -449,6 +451,80 @@ def test_a_shard_that_its_node_never_saw_is_given_up_after_a_while() -> None:
     assert not fleet.idle()
     shard = the_shard(fleet.handle(Wakeup(), 1.0 + UNHEARD_SECONDS))
     assert (shard.replica, shard.epoch) == ("rep-m-1", 2)
+
+
+def test_a_shard_that_its_node_never_saw_is_given_up_when_it_has_taken_a_later_set() -> None:
+    fleet, _ = a_fleet(a_model())
+    fleet.handle(CatalogChanged(models=(a_model(source="/new.gguf"),)), 1.0)
+    fleet.handle(NodeReported(node=a_node(), applied=1), 1.1)
+    fleet.handle(NodeReported(node=a_node("n2"), applied=2), 1.1)
+    assert not fleet.idle()
+    shard = the_shard(fleet.handle(NodeReported(node=a_node(), applied=2), 1.2))
+    assert (shard.replica, shard.epoch) == ("rep-m-1", 2)
+
+
+# Nodes that are silent
+
+
+def test_no_request_goes_to_a_lost_node_until_it_is_back() -> None:
+    fleet, effects = a_fleet(a_model())
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    effects = fleet.handle(NodeLost(node=N1), 20.0)
+    assert announced(effects)[0].text == (
+        "rep-m-1 can't be reached: n1 is silent; no request goes there until it is back"
+    )
+    assert fleet.ready(M) == ()
+    assert fleet.statistics().nodes[0].lost
+    assert fleet.handle(NodeLost(node=N1), 21.0) == []
+    assert desires(effects) == []
+    fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 30.0)
+    assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1"]
+    assert not fleet.statistics().nodes[0].lost
+
+
+def test_a_lost_node_that_is_unknown_is_no_news() -> None:
+    fleet, _ = a_fleet(a_model())
+    assert fleet.handle(NodeLost(node=N2), 1.0) == []
+
+
+def test_what_runs_on_other_nodes_is_not_concerned() -> None:
+    fleet, _ = a_fleet(a_model(), nodes=(a_node("n1"), a_node("n2")))
+    assert the_replica(fleet).shard.node == N1
+    assert fleet.handle(NodeLost(node=N2), 1.0) == []
+
+
+def test_nothing_is_placed_on_a_lost_node() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    fleet.handle(NodeLost(node=N1), 1.0)
+    fleet.handle(Demand(model=M), 2.0)
+    verdict = fleet.verdict(M)
+    assert isinstance(verdict, Rejected)
+    assert [no.reason for no in verdict.rejections] == [Reason.NODE_LOST]
+    assert the_shard(fleet.handle(NodeRegistered(node=a_node()), 3.0)).node == N1
+
+
+# A server that begins anew
+
+
+def test_nothing_is_placed_before_the_nodes_that_were_there_have_said_what_they_run() -> None:
+    fleet = Fleet()
+    fleet.handle(NodesExpected(nodes=frozenset({N1, N2}), until=15.0), 0.0)
+    assert wakes(fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)) == [15.0]
+    effects = fleet.handle(NodeRegistered(node=a_node("n1")), 1.0)
+    assert desires(effects)[-1].shards == ()
+    running = a_running(a_model(), node=N2)
+    fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(running),)), 2.0)
+    assert [replica.shard.node for replica in fleet.ready(M)] == [N2]
+    assert the_replica(fleet).shard == running
+
+
+def test_a_node_that_does_not_come_back_is_not_waited_for_for_ever() -> None:
+    fleet = Fleet()
+    fleet.handle(NodesExpected(nodes=frozenset({N1, N2}), until=15.0), 0.0)
+    fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)
+    fleet.handle(NodeRegistered(node=a_node("n1")), 1.0)
+    assert the_shard(fleet.handle(Wakeup(), 15.0)).node == N1
 
 
 def test_a_shard_that_its_node_did_see_is_waited_for() -> None:

@@ -82,6 +82,7 @@ def test_epochs_go_on_from_the_highest_that_was_seen() -> None:
 
 def test_only_ready_replicas_with_an_endpoint_are_routable_and_they_are_sorted() -> None:
     roster = Roster()
+    roster.enrol(NODE)
     two = a_life(2, state=ShardState.READY, endpoint=ENDPOINT)
     one = a_life(1, state=ShardState.READY, endpoint=ENDPOINT)
     for life in (two, one, a_life(3, state=ShardState.READY), a_life(4, state=ShardState.LOADING, endpoint=ENDPOINT)):
@@ -90,3 +91,17 @@ def test_only_ready_replicas_with_an_endpoint_are_routable_and_they_are_sorted()
     roster.forget(one)
     roster.forget(two)
     assert roster.ready == {}
+
+
+def test_what_runs_on_a_lost_node_is_not_routable_and_stays_booked() -> None:
+    roster = Roster()
+    member = roster.enrol(NODE)
+    life = a_life(1, state=ShardState.READY, endpoint=ENDPOINT)
+    roster.put(life)
+    roster.mark_lost(member, lost=True)
+    assert roster.ready == {}
+    assert roster.lost() == {N1}
+    assert roster.bookings() == {N1: 3.0}
+    roster.enrol(NODE)
+    assert roster.ready[NAME] == (life.replica,)
+    assert roster.lost() == frozenset()
