@@ -1,0 +1,1 @@
+"""Who is who in a cluster: the authority of its own, and the certificates of its server and nodes."""
