@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from llmgw.core.model import Model, ModelName, Profile, Scaling
+from llmgw.store import open_store
+from llmgw.store.models import StoredModel
+
+FULL = Model(
+    name=ModelName("qwen/qwen2.5-coder:3b"),
+    source="/var/lib/llmgw-models/größe.gguf",
+    aliases=("coder", "c"),
+    routing_profile="chat",
+    context_length=32768,
+    max_output=4096,
+    over_limit="refuse",
+    scaling=Scaling(min=1, max=2, idle_timeout_seconds=0.5),
+    profiles=(
+        Profile(
+            name="cpu",
+            engine="llamacpp",
+            weight=3,
+            priority=-1,
+            gpu_class="h100-80g",
+            tp=2,
+            startup_timeout_seconds=12.5,
+            min_memory_gb=8,
+            min_disk_gb=1.5,
+            args=("--ctx-size", "65536", ""),
+        ),
+    ),
+)
+
+
+def model(name: str) -> Model:
+    return Model(name=ModelName(name), source="/x.gguf")
+
+
+async def test_a_model_comes_back_as_it_was_put(path: Path) -> None:
+    text = "name: qwen  # größer\n\ttabs, 'quotes', \"and\" more\n"
+    async with open_store(str(path)) as store:
+        await store.models.put(FULL, text, 12.5)
+    async with open_store(str(path)) as store:
+        assert await store.models.list() == (StoredModel(model=FULL, text=text, added_at=12.5),)
+
+
+async def test_models_are_listed_the_oldest_first(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        for name, now in (("c", 2.0), ("b", 1.0), ("a", 2.0)):
+            await store.models.put(model(name), name, now)
+        assert [stored.model.name for stored in await store.models.list()] == ["b", "a", "c"]
+
+
+async def test_a_model_of_the_same_name_is_replaced(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        await store.models.put(model("a"), "one", 1.0)
+        await store.models.put(FULL, "other", 2.0)
+        changed = Model(name=ModelName("a"), source="/y.gguf")
+        await store.models.put(changed, "two", 3.0)
+        assert await store.models.list() == (
+            StoredModel(model=FULL, text="other", added_at=2.0),
+            StoredModel(model=changed, text="two", added_at=3.0),
+        )
+
+
+async def test_a_removed_model_is_gone_and_says_whether_it_was_there(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        await store.models.put(model("a"), "one", 1.0)
+        assert await store.models.remove(ModelName("b")) is False
+        assert await store.models.remove(ModelName("a")) is True
+        assert await store.models.remove(ModelName("a")) is False
+        assert await store.models.list() == ()
+
+
+@pytest.mark.parametrize("damage", ["", "{", '{"name": 7}', '{"name": "bad", "source": "x", "aliases": "not a list"}'])
+async def test_a_model_that_can_not_be_read_hides_no_other_and_can_be_removed(
+    damage: str, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_store(str(path)) as store:
+        await store.models.put(model("bad"), "one", 1.0)
+        await store.models.put(model("good"), "two", 2.0)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("update models set model = ? where name = 'bad'", (damage,))
+        connection.commit()
+    async with open_store(str(path)) as store:
+        assert [stored.model.name for stored in await store.models.list()] == ["good"]
+        assert "the stored model bad is left out" in caplog.text
+        assert await store.models.remove(ModelName("bad")) is True
+
+
+async def test_what_an_older_or_a_newer_version_wrote_is_read(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        await store.models.put(model("a"), "one", 1.0)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("update models set model = ?", ('{"name": "a", "source": "/x.gguf", "colour": "blue"}',))
+        connection.commit()
+    async with open_store(str(path)) as store:
+        assert [stored.model for stored in await store.models.list()] == [model("a")]
