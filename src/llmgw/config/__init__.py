@@ -1,1 +1,1 @@
-"""What an operator writes in files, checked as a whole: node.yaml (load.py) and models (definition.py)."""
+"""What an operator writes in files, checked as a whole: node.yaml, server.yaml, agent.yaml, and models."""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from llmgw.config.document import Section, near, read_document
+from llmgw.config.document import Findings, Section, near, parse_document, read_document
 from llmgw.core.model import Model, ModelName, Profile, Scaling
 from llmgw.errors import Problem
 
@@ -42,21 +43,45 @@ class Definition:
         return replace(problem, key=key, where=self.places.get(path, self.places[""]))
 
 
+class Checker(Protocol):
+    """What an engine says of a model before anybody runs it: ``llmgw.engines.registry.Engine`` does."""
+
+    def validate(self, model: Model, profile: Profile) -> list[Problem]: ...
+
+
 def load_definitions(path: Path, engines: Collection[str]) -> tuple[Definition, ...]:
     """All the models of a definition file. ConfigError with everything that is wrong in it."""
-    top, findings = read_document(path)
+    return _definitions(*read_document(path), engines, path.parent)
+
+
+def parse_definitions(text: str, file: str, engines: Collection[str]) -> tuple[Definition, ...]:
+    """All the models of a definition for other machines. ConfigError with everything that is wrong, placed in ``file``.
+
+    What it names lies on the nodes, so that a path beside the text means nothing.
+    """
+    return _definitions(*parse_document(text, file), engines, None)
+
+
+def _definitions(
+    top: Section, findings: Findings, engines: Collection[str], folder: Path | None
+) -> tuple[Definition, ...]:
     sections = top.sections("models") if top.has("models") else (top,)
     if top.has("models"):
         top.close()
         if not sections:
             top.wrong("models", "has no model in it")
-    definitions = read_definitions(sections, engines, path.parent)
+    definitions = read_definitions(sections, engines, folder)
     findings.raise_if_any()
     return definitions
 
 
-def read_definitions(sections: tuple[Section, ...], engines: Collection[str], folder: Path) -> tuple[Definition, ...]:
-    """The models of these sections; a name or alias that two of them claim is noted as wrong."""
+def read_definitions(
+    sections: tuple[Section, ...], engines: Collection[str], folder: Path | None
+) -> tuple[Definition, ...]:
+    """The models of these sections; a name or alias that two of them claim is noted as wrong.
+
+    ``folder`` is the one that a source's path may begin in, None where the sources lie on other machines.
+    """
     claimed: dict[str, str] = {}
     definitions = []
     for section in sections:
@@ -69,7 +94,7 @@ def read_definitions(sections: tuple[Section, ...], engines: Collection[str], fo
     return tuple(definitions)
 
 
-def _definition(section: Section, engines: Collection[str], folder: Path) -> Definition:
+def _definition(section: Section, engines: Collection[str], folder: Path | None) -> Definition:
     later: list[str] = []
     places = {"": section.where("")} | {key: section.where(key) for key in section.names()}
     profiles = _profiles(section, engines, places, later)
@@ -122,12 +147,16 @@ def _aliases(section: Section) -> tuple[str, ...]:
     return aliases
 
 
-def _source(section: Section, folder: Path) -> str:
+def _source(section: Section, folder: Path | None) -> str:
     """As written; a path that starts with ./ ../ or ~/ is one below the definition's folder, or the home.
 
     ``a/b`` without such a start is a repository's name, so it can't also mean a path.
     """
     source = section.required_text("source")
+    if folder is None:
+        if source.startswith(("./", "../", "~/")):
+            section.wrong("source", f"{source!r} is a path on this machine; write the whole one that the nodes have")
+        return source
     if source.startswith(("./", "../")):
         return os.path.normpath(folder.absolute() / source)
     return str(Path(source).expanduser()) if source.startswith("~/") else source
@@ -192,6 +221,18 @@ def _profile(stanza: Section, engines: Collection[str], later: list[str]) -> Pro
         later.append("profiles.tp")
     stanza.close()
     return profile
+
+
+def find_rejections(definitions: Iterable[Definition], engines: Mapping[str, Checker]) -> list[Problem]:
+    """What the engines themselves find wrong in these models, with its places."""
+    found = [
+        definition.locate(index, problem)
+        for definition in definitions
+        for index, profile in enumerate(definition.model.profiles)
+        if profile.engine in engines
+        for problem in engines[profile.engine].validate(definition.model, profile)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def unknown_engine(name: str, engines: Collection[str]) -> str:

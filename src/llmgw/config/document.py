@@ -25,7 +25,7 @@ MAX_SECONDS = 30 * 86_400
 T = TypeVar("T")
 V = TypeVar("V")
 
-_STR, _INT, _FLOAT, _NULL = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "null"))
+_STR, _INT, _FLOAT, _BOOL, _NULL = (f"tag:yaml.org,2002:{kind}" for kind in ("str", "int", "float", "bool", "null"))
 
 
 class Findings:
@@ -63,6 +63,7 @@ class Section:
         self._findings = findings
         self._keys: dict[str, tuple[yaml.Mark, yaml.Node]] = {}
         self._asked: set[str] = set()
+        self._refused: set[str] = set()
         for key, value in node.value:
             self._learn(key, value)
 
@@ -101,6 +102,15 @@ class Section:
             self._asked.add(key)
             self.wrong(key, "is missing")
         return self.text(key, "")
+
+    def truth(self, key: str, *, default: bool) -> bool:
+        def read(node: yaml.ScalarNode) -> bool:
+            # YAML also takes yes, no, on and off, and most who read the file next don't know whether it does.
+            if node.tag != _BOOL or node.value.lower() not in {"true", "false"}:
+                raise ValueError(f"must be true or false, not {_shown(node)}")
+            return str(node.value).lower() == "true"
+
+        return self._scalar(key, default, read)
 
     def choice(self, key: str, default: str, allowed: Collection[str]) -> str:
         def read(node: yaml.ScalarNode) -> str:
@@ -198,9 +208,16 @@ class Section:
                 self._findings.add(node.start_mark, path, f"must be a mapping (key: value), not {_kind(node)}")
         return tuple(found)
 
+    def refuse(self, keys: Collection[str], why: str) -> None:
+        """Keys that are known and can't be written; none of them is ever suggested for another."""
+        self._refused.update(keys)
+        for key in self._keys:
+            if key in keys:
+                self.wrong(key, why)
+
     def close(self) -> None:
-        """Every key that was not asked for is unknown; the nearest one that was is suggested."""
-        for key in self._keys.keys() - self._asked:
+        """Every key that was neither asked for nor refused is unknown; the nearest one that was asked is suggested."""
+        for key in self._keys.keys() - self._asked - self._refused:
             self.wrong(key, f"unknown key{near(key, self._asked)}")
 
     def _take(self, key: str) -> yaml.Node | None:
@@ -249,28 +266,33 @@ def near(word: str, known: Collection[str]) -> str:
 
 def read_document(path: Path) -> tuple[Section, Findings]:
     """The top mapping of a file. ConfigError when it can't be read, or is no mapping."""
-    findings = Findings(str(path))
-    root = _compose(path)
+    return parse_document(_read_text(path), str(path))
+
+
+def parse_document(text: str, file: str) -> tuple[Section, Findings]:
+    """The top mapping of a text, which its writer knows as ``file``. ConfigError when it is no mapping."""
+    root = _compose(text, file)
     if root is None:
-        raise _refused(path, "is empty; write at least one key, or leave the file out")
+        raise _refused(file, "is empty; write at least one key, or leave the file out")
     if not isinstance(root, yaml.MappingNode):
-        raise _refused(path, f"must be a mapping (key: value) at the top, not {_kind(root)}")
-    _check_expansion(root, path)
+        raise _refused(file, f"must be a mapping (key: value) at the top, not {_kind(root)}")
+    _check_expansion(root, file)
+    findings = Findings(file)
     return Section(root, "", findings), findings
 
 
-def _compose(path: Path) -> yaml.Node | None:
+def _compose(text: str, file: str) -> yaml.Node | None:
     try:
-        return yaml.compose(_read_text(path), Loader=yaml.SafeLoader)
+        return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{path}:{mark.line + 1}:{mark.column + 1}" if mark else str(path)
-        text = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError([Problem(key="", message=f"is not YAML: {text}", where=place)]) from None
+        place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
+        told = ", ".join(part for part in (error.context, error.problem) if part)
+        raise ConfigError([Problem(key="", message=f"is not YAML: {told}", where=place)]) from None
     except yaml.YAMLError as error:
-        raise _refused(path, f"is not YAML: {str(error).splitlines()[0]}") from None
+        raise _refused(file, f"is not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
-        raise _refused(path, "is nested too deep") from None
+        raise _refused(file, "is nested too deep") from None
 
 
 def _read_text(path: Path) -> str:
@@ -278,17 +300,17 @@ def _read_text(path: Path) -> str:
         with path.open("rb") as file:
             raw = file.read(MAX_FILE_BYTES + 1)
     except OSError as error:
-        raise _refused(path, f"can't be read: {error.strerror}") from None
+        raise _refused(str(path), f"can't be read: {error.strerror}") from None
     if len(raw) > MAX_FILE_BYTES:
-        raise _refused(path, f"is larger than {MAX_FILE_BYTES // 1024} KiB: not a configuration")
+        raise _refused(str(path), f"is larger than {MAX_FILE_BYTES // 1024} KiB: not a configuration")
     try:
         return raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = raw.count(b"\n", 0, error.start) + 1
-        raise _refused(path, f"is not UTF-8 (line {line})") from None
+        raise _refused(str(path), f"is not UTF-8 (line {line})") from None
 
 
-def _check_expansion(root: yaml.Node, path: Path) -> None:
+def _check_expansion(root: yaml.Node, file: str) -> None:
     """Aliases are fine while what they stand for is finite and small."""
     sizes: dict[int, int] = {}
     open_nodes: set[int] = set()
@@ -297,7 +319,7 @@ def _check_expansion(root: yaml.Node, path: Path) -> None:
         if isinstance(node, yaml.ScalarNode):
             return 1
         if id(node) in open_nodes:
-            raise _refused(path, f"line {node.start_mark.line + 1} holds an alias of itself")
+            raise _refused(file, f"line {node.start_mark.line + 1} holds an alias of itself")
         if id(node) not in sizes:
             open_nodes.add(id(node))
             sizes[id(node)] = 1 + sum(size(child) for child in _children(node))
@@ -305,7 +327,7 @@ def _check_expansion(root: yaml.Node, path: Path) -> None:
         return sizes[id(node)]
 
     if size(root) > MAX_VALUES:
-        raise _refused(path, f"stands for more than {MAX_VALUES} values: not a configuration")
+        raise _refused(file, f"stands for more than {MAX_VALUES} values: not a configuration")
 
 
 def _children(node: yaml.Node) -> Iterator[yaml.Node]:
@@ -316,8 +338,8 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
             yield child
 
 
-def _refused(path: Path, message: str) -> ConfigError:
-    return ConfigError([Problem(key="", message=message, where=str(path))])
+def _refused(file: str, message: str) -> ConfigError:
+    return ConfigError([Problem(key="", message=message, where=file)])
 
 
 def _quantity(node: yaml.ScalarNode) -> str:

@@ -1,4 +1,5 @@
-"""What an agent must still know after its own death: one file per shard that runs, and a lock that admits one agent."""
+"""What an agent must still know after its own death: one file per shard that runs, one of what was desired, and a lock
+that admits one agent."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from urllib.parse import quote
 
 import msgspec
 
+from llmgw.core.effects import Desire
 from llmgw.core.replica import ShardId, ShardSpec
 from llmgw.errors import UsageError
 
@@ -38,15 +40,27 @@ class ShardRecord:
     marker: str
 
 
+class StateTaken(UsageError):  # noqa: N818 - named by what happens next, like all of them
+    """Another program works with the state folder; ``holder`` is its pid, as far as it is known."""
+
+    def __init__(self, path: Path, holder: str) -> None:
+        super().__init__(
+            f"another llmgw (pid {holder}) works with the state folder {path}: stop it first, "
+            "or give this one another state folder"
+        )
+        self.holder = holder
+
+
 class StateFolder:
     """The folder of one agent's state. Everything here blocks: call it in a thread."""
 
-    __slots__ = ("logs", "path", "shards")
+    __slots__ = ("desired", "logs", "path", "shards")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.shards = path / "shards"
         self.logs = path / "logs"
+        self.desired = path / "desired.json"
 
     def make(self) -> None:
         """Create what is missing. Raises UsageError when a folder can't be made, or may not be read and written."""
@@ -76,26 +90,24 @@ class StateFolder:
 
         Raises OSError, always with a ``filename``.
         """
-        path = self.shards / f"{_file_name(record.spec.id)}.json"
-        fresh = path.with_suffix(".fresh")
+        _replace(self.shards / f"{_file_name(record.spec.id)}.json", msgspec.json.encode(record))
+
+    def write_desired(self, desire: Desire) -> None:
+        """Remember the set that is to run here, as ``write`` does a shard. Raises OSError with a ``filename``."""
+        _replace(self.desired, msgspec.json.encode(desire))
+
+    def read_desired(self) -> Desire | None:
+        """The set that was last to run here; None when there never was one.
+
+        Raises UsageError when the file can't be understood: an unknown set is not an empty one.
+        """
         try:
-            with fresh.open("wb") as file:
-                file.write(msgspec.json.encode(record))
-                file.flush()
-                os.fsync(file.fileno())
-            fresh.replace(path)
-            folder = os.open(self.shards, os.O_RDONLY | os.O_DIRECTORY)
-            try:
-                os.fsync(folder)
-            finally:
-                os.close(folder)
-        except OSError as error:
-            # On a full disk the half of it would take what space there is; nobody reads it.
-            with suppress(OSError):
-                fresh.unlink()
-            # A write that fails does not say by itself where.
-            error.filename = error.filename or str(path)
-            raise
+            return msgspec.json.decode(self.desired.read_bytes(), type=Desire)
+        except FileNotFoundError:
+            return None
+        except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else str(error)
+            raise UsageError(f"what is to run here can't be read from {self.desired}: {reason}") from error
 
     def remove(self, shard: ShardId) -> None:
         """The shard's processes are seen gone. A file that can't be removed is said in the log and does no harm: the
@@ -132,7 +144,8 @@ class StateFolder:
 
 @contextmanager
 def hold_state(path: Path) -> Iterator[None]:
-    """Keep a second program off this folder; raises UsageError when one is there already, or the folder can't be used.
+    """Keep a second program off this folder; raises StateTaken when one is there already, UsageError when the folder
+    can't be used.
 
     Two agents over one folder would each stop the other's engines as not desired.
     """
@@ -155,10 +168,7 @@ def _lock(file: int, path: Path) -> None:
         os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
     except BlockingIOError as error:
         holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
-        raise UsageError(
-            f"another llmgw (pid {holder}) works with the state folder {path}: stop it first, "
-            "or give this one another state folder"
-        ) from error
+        raise StateTaken(path, holder) from error
     except OSError as error:
         error.filename = str(path / "lock")
         raise _unusable(path, error) from error
@@ -173,3 +183,27 @@ def _unusable(path: Path, error: OSError) -> UsageError:
 def _file_name(shard: ShardId) -> str:
     """A shard id as a file name; ids come from outside and may hold anything."""
     return quote(shard, safe="")
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Half a file is never seen, and the whole one is on the disk when this returns. Raises OSError with a
+    ``filename``."""
+    fresh = path.with_suffix(".fresh")
+    try:
+        with fresh.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+    except OSError as error:
+        # On a full disk the half of it would take what space there is; nobody reads it.
+        with suppress(OSError):
+            fresh.unlink()
+        # A write that fails does not say by itself where.
+        error.filename = error.filename or str(path)
+        raise

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.config.definition import load_definitions, wrong_name
+from llmgw.config.definition import find_rejections, load_definitions, parse_definitions, wrong_name
 from llmgw.core.model import Model, Profile, Scaling
 from llmgw.errors import ConfigError, Problem
 
@@ -223,3 +223,38 @@ def test_what_an_engine_finds_wrong_is_placed_in_the_file(tmp_path: Path, key: s
     problem = definition.locate(1, Problem(key=key, message="is wrong"))
     assert problem.key == path
     assert line in problem.where
+
+
+@pytest.mark.parametrize("source", ["./m.gguf", "../m.gguf", "~/m.gguf"])
+def test_a_path_of_this_machine_means_nothing_to_others(source: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_definitions(SMALL.replace("/m.gguf", source), "m.yaml", ENGINES)
+    assert caught.value.message == (
+        f"m.yaml:2:1 source: {source!r} is a path on this machine; write the whole one that the nodes have"
+    )
+
+
+def test_a_text_for_other_machines_may_hold_several_models() -> None:
+    text = "models:\n" + "".join(
+        f"  - {{name: {name}, source: org/{name}, profiles: [{{name: c, engine: vllm}}]}}\n" for name in "ab"
+    )
+    found = parse_definitions(text, "m.yaml", ENGINES)
+    assert [(definition.model.name, definition.model.source) for definition in found] == [
+        ("a", "org/a"),
+        ("b", "org/b"),
+    ]
+
+
+def test_what_the_engines_find_wrong_comes_with_its_places_and_once() -> None:
+    class Strict:
+        def validate(self, model: Model, profile: Profile) -> list[Problem]:
+            return [Problem(key="source", message="is not mine"), Problem(key="args", message=f"{profile.name}: no")]
+
+    text = SMALL.replace("engine: llamacpp}", "engine: llamacpp, args: [-x]}, {name: b, engine: llamacpp, args: [-x]}")
+    found = find_rejections(parse_definitions(text, "m.yaml", ENGINES), {"llamacpp": Strict()})
+    assert [str(problem) for problem in found] == [
+        "m.yaml:2:1 m: source: is not mine",
+        "m.yaml:3:42 m: profiles[0].args: cpu: no",
+        "m.yaml:3:83 m: profiles[1].args: b: no",
+    ]
+    assert find_rejections(parse_definitions(text, "m.yaml", ENGINES), {}) == []

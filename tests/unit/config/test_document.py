@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.config.document import MAX_FILE_BYTES, MAX_VALUES, Section, near, read_document
+from llmgw.config.document import MAX_FILE_BYTES, MAX_VALUES, Section, near, parse_document, read_document
 from llmgw.errors import ConfigError
 
 
@@ -256,3 +256,31 @@ def test_a_harmless_alias_is_taken(tmp_path: Path) -> None:
 
 def test_deep_nesting_is_refused(tmp_path: Path) -> None:
     assert refusal(tmp_path, "a: " + "[" * 20_000) == "/a.yaml is nested too deep"
+
+
+@pytest.mark.parametrize(("value", "read"), [("true", True), ("false", False), ("False", False)])
+def test_a_truth_is_true_or_false(tmp_path: Path, value: str, read: bool) -> None:
+    section, findings = read_document(written(tmp_path, f"a: {value}\n"))
+    assert section.truth("a", default=not read) is read
+    assert section.truth("b", default=not read) is not read
+    assert findings.problems() == []
+
+
+@pytest.mark.parametrize("value", ["yes", "off", "'false'", "0", "maybe"])
+def test_other_words_for_it_are_refused(tmp_path: Path, value: str) -> None:
+    (said,) = problems(tmp_path, f"a: {value}\n", lambda section: section.truth("a", default=True))
+    assert said == f"/a.yaml:1:1 a: must be true or false, not {value.strip(chr(39))!r}"
+
+
+def test_a_refused_key_is_told_why_once_and_is_no_suggestion(tmp_path: Path) -> None:
+    found = problems(
+        tmp_path, "later: 1\nlaterr: 2\n", lambda section: section.refuse({"later", "never"}, "is not in this version")
+    )
+    assert found == ["/a.yaml:1:1 later: is not in this version", "/a.yaml:2:1 laterr: unknown key"]
+
+
+def test_a_text_is_placed_in_the_file_that_it_is_said_to_be_from() -> None:
+    with pytest.raises(ConfigError, match=r"^m\.yaml:1:5 is not YAML: "):
+        parse_document("a: [", "m.yaml")
+    section, _ = parse_document("a: 1", "m.yaml")
+    assert section.where("a") == "m.yaml:1:1"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 
 import pytest
 
+from llmgw.core.effects import Desire
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ReplicaId, ShardId, ShardSpec
 from llmgw.errors import UsageError
-from llmgw.host.state import ShardRecord, StateFolder, hold_state
+from llmgw.host.state import ShardRecord, StateFolder, StateTaken, hold_state
 
 SPEC = ShardSpec(
     id=ShardId("shd-a-1-0"),
@@ -174,3 +176,38 @@ def test_the_lock_is_let_go_when_the_body_fails(tmp_path):
         raise RuntimeError
     with hold_state(tmp_path):
         pass
+
+
+def test_what_was_desired_is_read_back_and_replaced_as_a_whole(state):
+    assert state.read_desired() is None
+    desire = Desire(node=NodeId("n1"), revision=7, shards=(SPEC,))
+    state.write_desired(desire)
+    assert state.read_desired() == desire
+    state.write_desired(replace(desire, revision=8, shards=()))
+    assert state.read_desired() == Desire(node=NodeId("n1"), revision=8, shards=())
+    assert sorted(path.name for path in state.path.iterdir()) == ["desired.json", "logs", "shards"]
+    assert state.read() == []
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[]", b'{"node": "n1", "revision": 1}'])
+def test_a_desired_set_that_can_not_be_understood_is_not_an_empty_one(state, content):
+    state.desired.write_bytes(content)
+    with pytest.raises(UsageError, match=rf"^what is to run here can't be read from {re.escape(str(state.desired))}: "):
+        state.read_desired()
+
+
+def test_a_desired_set_that_can_not_be_written_leaves_the_old_one(state):
+    desire = Desire(node=NodeId("n1"), revision=7, shards=(SPEC,))
+    state.write_desired(desire)
+    # A folder in the way is what a full disk is: the new file does not get there.
+    state.desired.with_suffix(".fresh").mkdir()
+    with pytest.raises(OSError, match=r"desired\.fresh") as caught:
+        state.write_desired(replace(desire, revision=8))
+    assert caught.value.filename is not None
+    assert state.read_desired() == desire
+
+
+def test_who_holds_the_folder_is_told_by_pid(tmp_path):
+    with hold_state(tmp_path), pytest.raises(StateTaken) as taken, hold_state(tmp_path):
+        pass
+    assert taken.value.holder == str(os.getpid())

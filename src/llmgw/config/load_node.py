@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
-import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmgw.config.definition import Definition, read_definitions, unknown_engine
+from llmgw.config.addresses import is_loopback
+from llmgw.config.definition import Definition, read_definitions
 from llmgw.config.document import Section, read_document
-from llmgw.config.node import EngineConfig, Limits, NodeConfig, Timeouts
+from llmgw.config.files import named_file, read_path
+from llmgw.config.node import NodeConfig
+from llmgw.config.parts import read_engines, read_limits, read_origins, read_timeouts
 from llmgw.errors import ConfigError, Problem
 
 SYSTEM_FILE = Path("/etc/llmgw/node.yaml")
-# Off is a sensible wish for these alone: without the others a silent peer would hold its place for ever.
-_MAY_BE_ZERO = {"generation", "stream_open_after", "drain"}
-_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#@]+")
-_LEAST_BYTES = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,10 +54,8 @@ def load_node(
 
 def find_node_file(path: Path | None, *, environ: Mapping[str, str], system_file: Path = SYSTEM_FILE) -> Path | None:
     """The file to read: the one that was named, else the machine's, else the user's; None when there is none."""
-    if path is not None:
-        return path
-    if named := environ.get("LLMGW_CONFIG"):
-        return Path(named).expanduser()
+    if named := named_file(path, environ=environ):
+        return named
     base = environ.get("XDG_CONFIG_HOME", "")
     home = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / ".config"
     for candidate in (system_file, home / "llmgw" / "node.yaml"):
@@ -76,14 +71,14 @@ def _read_node(path: Path, engines: Collection[str]) -> Loaded:
     config = NodeConfig(
         host=_host(top, default.host),
         port=top.count("port", default.port, low=0, high=65535),
-        cors_origins=_origins(top),
+        cors_origins=read_origins(top),
         engine_ports=top.ports("engine_ports", default.engine_ports),
         on_demand_wait=top.duration("on_demand_wait", default.on_demand_wait, zero=True),
-        state=_path(top, "state"),
-        cache=_path(top, "cache"),
-        timeouts=_timeouts(top.section("timeouts")),
-        limits=_limits(top.section("limits")),
-        engines=_engines(top.section("engines"), engines),
+        state=_text_path(top, "state"),
+        cache=_text_path(top, "cache"),
+        timeouts=read_timeouts(top.section("timeouts")),
+        limits=read_limits(top.section("limits")),
+        engines=read_engines(top.section("engines"), engines),
         models=tuple(definition.model for definition in definitions),
     )
     if config.engine_ports[0] <= config.port <= config.engine_ports[1]:
@@ -102,9 +97,8 @@ def _host(top: Section, default: str) -> str:
 
 def _open_host(host: str) -> str | None:
     """Why this address can't be listened on; None when it can."""
-    try:
-        loopback = host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
+    loopback = is_loopback(host)
+    if loopback is None:
         return f"{host!r} is not an address; write 127.0.0.1 or ::1"
     if loopback:
         return None
@@ -127,58 +121,6 @@ def _refuse_engine_port(port: int, engine_ports: tuple[int, int]) -> None:
         raise ConfigError([Problem(key="--port", message=text)])
 
 
-def _origins(top: Section) -> tuple[str, ...]:
-    origins = top.texts("cors_origins")
-    for origin in origins:
-        if not _ORIGIN.fullmatch(origin):
-            top.wrong("cors_origins", f"{origin!r} is not an origin; write it as https://app.example.com")
-    return origins
-
-
-def _path(section: Section, key: str) -> str | None:
-    """An absolute path, or one in the home; others would depend on where the program was started."""
-    text = section.text(key, None)
-    if text is None:
-        return None
-    path = Path(text).expanduser() if text.startswith("~/") else Path(text)
-    if not path.is_absolute():
-        section.wrong(key, f"{text!r} must be a whole path, from / or ~/")
-    return str(path)
-
-
-def _timeouts(section: Section) -> Timeouts:
-    default = Timeouts()
-    values = {
-        field.name: section.duration(field.name, getattr(default, field.name), zero=field.name in _MAY_BE_ZERO)
-        for field in fields(Timeouts)
-    }
-    section.close()
-    return Timeouts(**values)
-
-
-def _limits(section: Section) -> Limits:
-    default = Limits()
-    limits = Limits(
-        max_head=section.size("max_head", default.max_head, low=_LEAST_BYTES),
-        max_body=section.size("max_body", default.max_body, low=_LEAST_BYTES),
-        bodies_total=section.size("bodies_total", default.bodies_total, low=_LEAST_BYTES),
-        max_connections=section.count("max_connections", default.max_connections, low=1, high=1_000_000),
-        max_pipelined=section.count("max_pipelined", default.max_pipelined, low=1, high=10_000),
-    )
-    if limits.max_body > limits.bodies_total:
-        section.wrong("max_body", "is more than bodies_total: no body of that size could ever be taken")
-    section.close()
-    return limits
-
-
-def _engines(section: Section, engines: Collection[str]) -> dict[str, EngineConfig]:
-    found: dict[str, EngineConfig] = {}
-    for name in section.names():
-        stanza = section.section(name)
-        if name in engines:
-            found[name] = EngineConfig(bin=_path(stanza, "bin"))
-            stanza.close()
-        else:
-            section.wrong(name, unknown_engine(name, engines))
-    section.close()
-    return found
+def _text_path(top: Section, key: str) -> str | None:
+    path = read_path(top, key, None)
+    return None if path is None else str(path)

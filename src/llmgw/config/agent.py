@@ -1,0 +1,39 @@
+"""agent.yaml: what ``llmgw agent`` is told. Defaults stand here and nowhere else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmgw.config.node import EngineConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTls:
+    """What a node proves itself with, and the authority that it believes."""
+
+    ca: Path
+    cert: Path
+    key: Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerAddress:
+    """Where the agents' port of the server is; ``host`` is a name or an IP address, as it must stand in the server's
+    certificate."""
+
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """The whole of agent.yaml. ``trunks``: connections that carry requests to this node."""
+
+    node: str
+    server: ServerAddress
+    tls: NodeTls
+    state: Path = Path("/var/lib/llmgw-agent")
+    engine_ports: tuple[int, int] = (18000, 18999)
+    trunks: int = 2
+    engines: dict[str, EngineConfig] = field(default_factory=dict)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from llmgw.config.agent import AgentConfig, NodeTls, ServerAddress
+from llmgw.config.load_agent import LATER, find_agent_file, load_agent
+from llmgw.config.node import EngineConfig
+from llmgw.errors import ConfigError
+
+ROOT = Path(__file__).parents[3]
+MANUAL = (ROOT / "docs" / "configuration.md").read_text()
+ENGINES = {"llamacpp"}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Path:
+    """A folder with what a node proves itself with."""
+    for name in ("ca.pem", "node.pem", "node-key.pem"):
+        (tmp_path / name).write_text("pem\n")
+    (tmp_path / "node-key.pem").chmod(0o600)
+    return tmp_path
+
+
+def written(folder: Path, text: str, *, server: bool = True, tls: bool = True) -> Path:
+    """What is needed stands last, so that the given text begins on the first line."""
+    path = folder / "agent.yaml"
+    if server:
+        text += "\nserver: https://ctl:7443"
+    if tls:
+        text += f"\ntls: {{ca: {folder}/ca.pem, cert: {folder}/node.pem, key: {folder}/node-key.pem}}"
+    path.write_text(text + "\n")
+    return path
+
+
+def load(folder: Path, text: str, *, server: bool = True, tls: bool = True, host_name: str = "host-1") -> AgentConfig:
+    return load_agent(written(folder, text, server=server, tls=tls), engines=ENGINES, host_name=host_name)
+
+
+def problems(folder: Path, text: str, *, server: bool = True, tls: bool = True, host_name: str = "host-1") -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(folder, text, server=server, tls=tls, host_name=host_name)
+    return [str(problem).replace(str(folder), "") for problem in caught.value.problems]
+
+
+def example(name: str, folder: Path) -> AgentConfig:
+    """An example, with its files where the test has them."""
+    path = folder / "example.yaml"
+    path.write_text((ROOT / "examples" / name).read_text().replace("/etc/llmgw/", f"{folder}/"))
+    return load_agent(path, engines=ENGINES, host_name="another")
+
+
+def keys() -> set[str]:
+    tls = {f"tls.{field.name}" for field in fields(NodeTls)}
+    return tls | {field.name for field in fields(AgentConfig)} - {"tls", "engines"}
+
+
+def test_with_a_server_and_a_certificate_all_is_default(files: Path) -> None:
+    tls = NodeTls(ca=files / "ca.pem", cert=files / "node.pem", key=files / "node-key.pem")
+    server = ServerAddress(host="ctl", port=7443)
+    assert load(files, "") == AgentConfig(node="host-1", server=server, tls=tls)
+
+
+def test_what_is_written_is_what_is_loaded(files: Path) -> None:
+    text = (
+        "node: n1.rack-2\nserver: https://10.0.0.1:7000\nstate: /s\nengine_ports: 20000-20010\ntrunks: 8\n"
+        "engines: {llamacpp: {bin: /opt/llama-server}}\n"
+    )
+    loaded = load(files, text, server=False)
+    assert loaded == AgentConfig(
+        node="n1.rack-2",
+        server=ServerAddress(host="10.0.0.1", port=7000),
+        tls=loaded.tls,
+        state=Path("/s"),
+        engine_ports=(20000, 20010),
+        trunks=8,
+        engines={"llamacpp": EngineConfig(bin="/opt/llama-server")},
+    )
+
+
+def test_a_node_is_called_as_its_machine_is(files: Path) -> None:
+    assert load(files, "", host_name="GPU-1.example").node == "gpu-1.example"
+
+
+def test_a_machine_whose_name_is_no_nodes_is_to_be_given_one(files: Path) -> None:
+    (said,) = problems(files, "", host_name="my_host")
+    assert "node: is not written, and this machine's name won't do: 'my_host' is not a DNS name" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("nod: n1", "1:1 nod: unknown key (node?)"),
+        ("node: N1", "1:1 node: 'N1' is not a DNS name in lower case"),
+        ("node: 10.0.0.1", "1:1 node: '10.0.0.1' is an address; give the node a name"),
+        ("trunks: 0", "1:1 trunks: must be from 1 to 8, not 0"),
+        ("trunks: 9", "1:1 trunks: must be from 1 to 8, not 9"),
+        ("engine_ports: 18000", "1:1 engine_ports: '18000' is not a range of ports"),
+        ("state: here", "1:1 state: 'here' must be a whole path, from / or ~/"),
+        ("engines: {llamacp: {}}", "1:11 engines.llamacp: no engine 'llamacp' is installed (llamacpp?)"),
+        ("engines: {llamacpp: {bni: /x}}", "1:22 engines.llamacpp.bni: unknown key (bin?)"),
+    ],
+)
+def test_a_wrong_line_is_placed_and_explained(files: Path, text: str, said: str) -> None:
+    found = problems(files, text)
+    assert [problem for problem in found if problem.startswith(f"/agent.yaml:{said}")], found
+
+
+@pytest.mark.parametrize("key", sorted(LATER))
+def test_a_key_of_a_later_version_is_refused_by_name(files: Path, key: str) -> None:
+    assert problems(files, f"{key}: 1") == [f"/agent.yaml:1:1 {key}: is not in this version; leave it out"]
+    assert f"`{key}`" in MANUAL
+
+
+def test_all_problems_come_at_once(files: Path) -> None:
+    found = problems(files, "node: N\nlabels: {}\ntls: {kye: 1}\n", server=False, tls=False)
+    wanted = ("node", "labels", "server", "tls.ca", "tls.cert", "tls.key", "tls.kye")
+    assert sorted(line.split()[1].rstrip(":") for line in found) == sorted(wanted)
+
+
+def test_the_certificates_files_have_to_be_there_unless_nobody_needs_them(files: Path) -> None:
+    (files / "node.pem").unlink()
+    (files / "node-key.pem").chmod(0o604)
+    cert, key = problems(files, "")
+    assert cert.endswith("tls.cert: /node.pem can't be read: No such file or directory")
+    assert "tls.key: /node-key.pem can be read by everybody on this machine: chmod o-rwx" in key
+    assert load_agent(files / "agent.yaml", engines=ENGINES, host_name="n1", check_files=False).node == "n1"
+
+
+def test_the_file_is_the_named_one_else_the_machines(tmp_path: Path) -> None:
+    system = tmp_path / "agent.yaml"
+    with pytest.raises(ConfigError, match=r"agent\.yaml is not there: write it \(examples/agent\.yaml is a start\)"):
+        find_agent_file(None, environ={"LLMGW_CONFIG": ""}, system_file=system)
+    system.write_text("")
+    assert find_agent_file(None, environ={}, system_file=system) == system
+    assert find_agent_file(None, environ={"LLMGW_CONFIG": "/e"}, system_file=system) == Path("/e")
+    assert find_agent_file(Path("/f"), environ={"LLMGW_CONFIG": "/e"}, system_file=system) == Path("/f")
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "examples").glob("agent*.yaml")))
+def test_the_examples_load(files: Path, name: str) -> None:
+    loaded = example(name, files)
+    assert (loaded.node, loaded.server) == ("node-1", ServerAddress(host="llmgw-ctl", port=7443))
+
+
+def test_the_full_example_names_every_key() -> None:
+    names = set(re.findall(r"([a-z_]+):", (ROOT / "examples" / "agent-full.yaml").read_text()))
+    assert {key.rpartition(".")[2] for key in keys()} | {"engines", "bin"} <= names
+
+
+def test_the_full_example_shows_the_defaults(files: Path) -> None:
+    loaded = example("agent-full.yaml", files)
+    default = AgentConfig(node=loaded.node, server=loaded.server, tls=loaded.tls)
+    for key in ("state", "engine_ports", "trunks"):
+        assert getattr(loaded, key) == getattr(default, key)
+
+
+def test_the_manual_describes_every_key_and_no_other() -> None:
+    (section,) = (part for part in re.split(r"^## ", MANUAL, flags=re.MULTILINE) if part.startswith("agent.yaml\n"))
+    assert set(re.findall(r"^\| `([a-z_.<>]+)` \|", section, re.MULTILINE)) == keys()
