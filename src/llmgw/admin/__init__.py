@@ -1,0 +1,1 @@
+"""The operator port: what ``llmgw ctl`` calls. It asks a Management for everything, and reaches nothing else."""

@@ -1,0 +1,163 @@
+"""The operator port's JSON endpoints: requests become calls of a Management, and its answers JSON."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import trio
+from quart import Response, request
+from quart_trio import QuartTrio
+from werkzeug.exceptions import HTTPException
+
+from llmgw.admin.guard import check_caller
+from llmgw.admin.management import Management, Refused
+from llmgw.admin.views import encode
+from llmgw.errors import ConfigError, LlmgwError, Problem
+
+MAX_BODY_BYTES = 1024 * 1024
+# Nothing stands before this port that would tire of a body which never comes.
+BODY_SECONDS = 30.0
+MAX_SHOWN_PATH = 200
+
+
+class NewModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /models."""
+
+    file: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    text: str
+    replace: bool = False
+
+
+def create_app(management: Management, *, listen_host: str) -> QuartTrio:
+    """The endpoints as one app, for a port that listens on ``listen_host``."""
+    app = QuartTrio("llmgw.admin", static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
+    app.url_map.merge_slashes = False
+
+    @app.before_request
+    async def check() -> None:
+        headers = request.headers
+        check_caller(
+            listen_host,
+            host=headers.get("Host", ""),
+            origin=headers.get("Origin"),
+            fetch_site=headers.get("Sec-Fetch-Site"),
+        )
+
+    @app.get("/status")
+    async def status() -> Response:
+        return _answer(management.status())
+
+    @app.get("/nodes")
+    async def nodes() -> Response:
+        return _answer({"nodes": management.nodes()})
+
+    @app.get("/models")
+    async def models() -> Response:
+        return _answer({"models": management.models()})
+
+    @app.get("/replicas")
+    async def replicas() -> Response:
+        return _answer({"replicas": management.replicas(request.args.get("model"))})
+
+    @app.get("/models/<path:name>")
+    async def model(name: str) -> Response:
+        return _answer(management.model(name))
+
+    @app.post("/models")
+    async def add() -> Response:
+        asked = await _read_new_models()
+        return _answer({"models": await management.add(asked.file, asked.text, replace=asked.replace)})
+
+    @app.delete("/models/<path:name>")
+    async def remove(name: str) -> Response:
+        return _answer(await management.remove(name))
+
+    @app.post("/reload")
+    async def reload() -> Response:
+        return _answer(await management.reload())
+
+    @app.errorhandler(HTTPException)
+    async def refuse(error: HTTPException) -> Response:
+        response = _refusal(_refused_by_quart(error, request.method, request.path))
+        for name, value in error.get_headers(None):
+            if name.lower() not in {"content-type", "content-length"}:
+                response.headers[name] = value
+        return response
+
+    @app.errorhandler(Refused)
+    async def tell(error: Refused) -> Response:
+        return _refusal(error)
+
+    @app.errorhandler(ConfigError)
+    async def place(error: ConfigError) -> Response:
+        message = "this can't be used as it is written"
+        return _refusal(Refused(message, status=400, code="invalid_config", problems=error.problems))
+
+    @app.errorhandler(LlmgwError)
+    async def explain(error: LlmgwError) -> Response:
+        app.logger.error("%s %s: %s", request.method, request.path[:MAX_SHOWN_PATH], error.message)
+        return _refusal(Refused(error.message, status=500, code="failed"))
+
+    @app.errorhandler(Exception)
+    async def fail(error: Exception) -> Response:
+        app.logger.error("%s %s failed", request.method, request.path[:MAX_SHOWN_PATH], exc_info=error)
+        return _refusal(Refused("llmgw failed at this: its log says why", status=500, code="internal_error"))
+
+    @app.after_request
+    async def harden(response: Response) -> Response:
+        response.headers["Cache-Control"] = "no-store"
+        response.headers["X-Content-Type-Options"] = "nosniff"
+        return response
+
+    return app
+
+
+def _answer(view: object, status: int = 200) -> Response:
+    return Response(encode(view), status, content_type="application/json")
+
+
+def _refusal(refused: Refused) -> Response:
+    facts: dict[str, object] = {"code": refused.code, "message": refused.message}
+    if refused.problems:
+        facts["problems"] = [_problem(problem) for problem in refused.problems]
+    return _answer({"error": facts}, refused.status)
+
+
+def _problem(problem: Problem) -> dict[str, str | None]:
+    return {"key": problem.key or None, "where": problem.where or None, "message": problem.message}
+
+
+async def _read_new_models() -> NewModels:
+    # Only this type makes a browser ask first, and then it is refused: a form or plain text it just sends.
+    if request.mimetype != "application/json":
+        raise Refused("send the body as Content-Type: application/json", status=415, code="not_json")
+    with trio.move_on_after(BODY_SECONDS):
+        body = await request.get_data(cache=False)
+        try:
+            return msgspec.json.decode(body, type=NewModels)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Refused(f"the body is not what is asked for: {error}", status=400, code="invalid_request") from None
+    raise Refused(f"the body did not come within {BODY_SECONDS:g} s", status=408, code="request_timeout")
+
+
+def _refused_by_quart(error: HTTPException, method: str, path: str) -> Refused:
+    """What Quart refused, in our words."""
+    shown = path if len(path) <= MAX_SHOWN_PATH else f"{path[:MAX_SHOWN_PATH]}…"
+    match error.code:
+        case 404:
+            message = f"nothing is served at {method} {shown}: docs/ctl.md names what is"
+            return Refused(message, status=404, code="unknown_url")
+        case 405:
+            allowed = ", ".join(sorted(getattr(error, "valid_methods", None) or ()))
+            message = f"{method} is not possible at {shown}: use one of {allowed}"
+            return Refused(message, status=405, code="method_not_allowed")
+        case 413:
+            message = f"the body is larger than {MAX_BODY_BYTES // 1024} KiB: not a definition"
+            return Refused(message, status=413, code="request_too_large")
+        case int(status) if status < 500:
+            message = f"{method} {shown} can't be answered: {error.description or error.name}"
+            return Refused(message, status=status, code="invalid_request")
+        case _:
+            return Refused("llmgw failed at this: its log says why", status=500, code="internal_error")

@@ -1,0 +1,25 @@
+"""``llmgw ctl``: the table of the commands that look into a running server, and the one that works on certificates."""
+
+from __future__ import annotations
+
+import click
+
+from llmgw.cli.commands import CommandTable
+
+COMMANDS = {
+    "cert": "Make and look at the certificates of server and nodes; works on files alone.",
+    "model": "Add, remove and show models while the server runs.",
+    "models": "The models, whether they serve, and what their replicas do.",
+    "nodes": "The nodes, what they have, and when they were last heard of.",
+    "reload": "Read server.yaml again.",
+    "replicas": "The replicas, how far they have come, and why one failed.",
+    "status": "The whole in a few lines, and what needs you.",
+}
+
+
+@click.command("ctl", cls=CommandTable, prefix="llmgw.cli.ctl.", table=COMMANDS)
+def command() -> None:
+    """Look into a running server, and change its models.
+
+    The server is asked on its operator port: --server URL, else LLMGW_ADMIN, else admin_listen of server.yaml.
+    """

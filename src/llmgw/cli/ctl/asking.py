@@ -1,0 +1,142 @@
+"""What the commands of ``llmgw ctl`` have in common: their options, and how an answer is shown, once or for ever."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from llmgw.cli.ctl.address import find_address
+from llmgw.cli.ctl.client import NoAnswer, Operator
+from llmgw.cli.ctl.drawing import Block, paint, plain, write
+
+WATCH_SECONDS = 2.0
+# Figures that move all the time: of themselves they are no change that a reader of a pipe waits for.
+_MEASURED = {
+    "up_seconds",
+    "heard_seconds_ago",
+    "seconds_in_state",
+    "memory_available_gb",
+    "free_gb",
+    "running",
+    "waiting",
+}
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+Draw = Callable[[Any], list[Block]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """Whom to ask, and how to show what comes."""
+
+    operator: Operator
+    as_json: bool = False
+    watch: bool = False
+    sleep: Callable[[float], None] = time.sleep
+
+
+def operator_options(command: Command) -> Any:
+    """--server, --config, --json and --watch; the command gets them as ``asked``."""
+
+    @functools.wraps(command)
+    def gather(*, server: str | None, config: Path | None, as_json: bool, watch: bool, **rest: Any) -> Any:
+        address = find_address(server, config, environ=os.environ)
+        return command(asked=Asked(operator=Operator(address), as_json=as_json, watch=watch), **rest)
+
+    decorated: Any = gather
+    for decorate in (
+        click.option("--watch", is_flag=True, help="Look again every 2 s, until Ctrl-C."),
+        click.option("--json", "as_json", is_flag=True, help="Write the server's answer as it is."),
+        click.option(
+            "--config", type=click.Path(path_type=Path, dir_okay=False), help="The server.yaml that names the port."
+        ),
+        click.option("--server", metavar="URL", help="The operator port, as http://127.0.0.1:9090."),
+    ):
+        decorated = decorate(decorated)
+    return decorated
+
+
+def show(asked: Asked, path: str, draw: Draw, *, until: Callable[[Any], bool] = lambda answer: False) -> None:
+    """Ask for ``path`` and write what comes; with --watch again and again, until Ctrl-C or ``until`` says so."""
+    if not asked.watch:
+        tell(asked, asked.operator.ask("GET", path), draw)
+        return
+    answers = _answers(asked, path, until)
+    try:
+        if sys.stdout.isatty() and not asked.as_json:
+            _redraw(answers, draw)
+        else:
+            _write_changes(asked, answers, draw)
+    except KeyboardInterrupt:
+        # That is how one stops watching.
+        return
+
+
+def tell(asked: Asked, answer: bytes, draw: Draw) -> None:
+    """One answer."""
+    if asked.as_json:
+        print(answer.decode("utf-8"), flush=True)
+    else:
+        write(draw(json.loads(answer)))
+
+
+def _answers(asked: Asked, path: str, until: Callable[[Any], bool]) -> Iterator[bytes | NoAnswer]:
+    # Whoever names a wrong address is told at once; a server that is started anew comes back.
+    answer = asked.operator.ask("GET", path)
+    while True:
+        yield answer
+        if until(json.loads(answer)):
+            return
+        while True:
+            asked.sleep(WATCH_SECONDS)
+            try:
+                answer = asked.operator.ask("GET", path)
+                break
+            except NoAnswer as silence:
+                yield silence
+
+
+def _redraw(answers: Iterator[bytes | NoAnswer], draw: Draw) -> None:
+    from rich.live import Live
+
+    blocks: list[Block] = []
+    with Live(auto_refresh=False) as live:
+        for answer in answers:
+            if isinstance(answer, bytes):
+                blocks = draw(json.loads(answer))
+                live.update(paint(blocks), refresh=True)
+            else:
+                live.update(paint([*blocks, "", f"(as it was) {answer.message}"]), refresh=True)
+
+
+def _write_changes(asked: Asked, answers: Iterator[bytes | NoAnswer], draw: Draw) -> None:
+    """One document for each change, with an empty line between two tables."""
+    before: Any = None
+    for answer in answers:
+        if not isinstance(answer, bytes):
+            if before != answer.message:
+                click.echo(f"llmgw: {answer.message}", err=True)
+            before = answer.message
+            continue
+        facts = json.loads(answer)
+        if _lasting(facts) != before:
+            if asked.as_json:
+                print(answer.decode("utf-8"), flush=True)
+            else:
+                print(plain(draw(facts)), end="\n\n", flush=True)
+        before = _lasting(facts)
+
+
+def _lasting(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _lasting(inner) for key, inner in value.items() if key not in _MEASURED}
+    return [_lasting(inner) for inner in value] if isinstance(value, list) else value

@@ -1,0 +1,88 @@
+"""Asks the operator port, and says in plain words when it does not answer or says no."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from llmgw.cli.ctl.address import Address
+from llmgw.errors import ConfigError, LlmgwError, Problem, UsageError
+
+TIMEOUT_SECONDS = 30.0
+MAX_BODY_BYTES = 1024 * 1024
+MAX_ANSWER_BYTES = 64 * 1024 * 1024
+
+
+class NoAnswer(LlmgwError):  # noqa: N818 - named by what happens next, like all of them
+    """Nothing answers there now; it may later."""
+
+
+class Operator:
+    """The operator port at an address."""
+
+    def __init__(self, address: Address, *, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        self.address = address
+        self._timeout_seconds = timeout_seconds
+
+    def ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
+        """The answer, JSON. NoAnswer; ConfigError where what was sent is wrong; LlmgwError for any other no."""
+        text = json.dumps(body, ensure_ascii=False).encode() if body is not None else None
+        if text is not None and len(text) > MAX_BODY_BYTES:
+            # The port would hang up in the middle of it, which looks as if nobody were there.
+            raise UsageError(f"that is more than the {MAX_BODY_BYTES // 1024} KiB that the operator port takes")
+        status, kind, answer = self._exchange(method, path, text)
+        if kind != "application/json":
+            raise self._stranger(f"{status} {kind or 'without a type'}")
+        if status >= 300:
+            raise self._told_no(answer)
+        return answer
+
+    def _exchange(self, method: str, path: str, body: bytes | None) -> tuple[int, str, bytes]:
+        import http.client  # brings ssl along, which --help can do without
+
+        at = self.address
+        connection = http.client.HTTPConnection(at.host, at.port, timeout=self._timeout_seconds)
+        try:
+            headers = {"Content-Type": "application/json"} if body is not None else {}
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            answer = response.read(MAX_ANSWER_BYTES + 1)
+        except TimeoutError:
+            raise NoAnswer(f"{at.url} ({at.source}) did not answer within {self._timeout_seconds:g} s") from None
+        except OSError as error:
+            raise NoAnswer(
+                f"nothing answers at {at.url} ({at.source}): {error.strerror or error}. "
+                "Start it there with `llmgw server`, or say where it is with --server URL or LLMGW_ADMIN"
+            ) from None
+        except http.client.HTTPException:
+            raise self._stranger("no HTTP") from None
+        finally:
+            connection.close()
+        if len(answer) > MAX_ANSWER_BYTES:
+            raise self._stranger("more than 64 MiB")
+        return response.status, response.headers.get_content_type() if response.headers else "", answer
+
+    def _told_no(self, answer: bytes) -> LlmgwError:
+        try:
+            error = json.loads(answer)["error"]
+            message, problems = str(error["message"]), [_problem(each) for each in error.get("problems", ())]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return self._stranger("an error that is not llmgw's")
+        return ConfigError(problems) if problems else LlmgwError(message)
+
+    def _stranger(self, got: str) -> LlmgwError:
+        return LlmgwError(
+            f"what answers at {self.address.url} ({self.address.source}) is no operator port of llmgw ({got}): "
+            "another program has that port; say where the server is with --server URL or LLMGW_ADMIN"
+        )
+
+
+def as_word(name: str) -> str:
+    """A name as one segment of a path, or the value of a query."""
+    return quote(name, safe="", errors="replace")
+
+
+def _problem(told: Mapping[str, Any]) -> Problem:
+    return Problem(key=str(told.get("key", "")), message=str(told["message"]), where=str(told.get("where", "")))

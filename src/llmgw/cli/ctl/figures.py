@@ -1,0 +1,26 @@
+"""Figures of answers as cells of a table."""
+
+from __future__ import annotations
+
+from llmgw.cli.ctl.drawing import UNKNOWN
+from llmgw.units import format_duration
+
+
+def share_gb(free: float | None, total: float | None) -> str:
+    """``free/total`` in GB of 10^9 bytes."""
+    return UNKNOWN if free is None or total is None else f"{_gb(free)}/{_gb(total)}GB"
+
+
+def _gb(size: float) -> str:
+    return f"{size:.0f}" if size >= 100 else f"{size:.1f}"
+
+
+def lasted(seconds: float | None) -> str:
+    """A duration in whole seconds."""
+    return UNKNOWN if seconds is None else format_duration(round(seconds))
+
+
+def ago(seconds: float | None) -> str:
+    if seconds is not None and round(seconds) == 0:
+        return "now"
+    return UNKNOWN if seconds is None else f"{lasted(seconds)} ago"

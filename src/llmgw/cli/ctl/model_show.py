@@ -1,0 +1,76 @@
+"""``llmgw ctl model show``: everything about one model."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import click
+
+from llmgw.cli.ctl.asking import Asked, operator_options, show
+from llmgw.cli.ctl.client import as_word
+from llmgw.cli.ctl.drawing import Block, Grid, shown
+from llmgw.cli.ctl.figures import lasted
+from llmgw.cli.ctl.replicas import draw as draw_replicas
+
+
+@click.command("show")
+@click.argument("name")
+@operator_options
+def command(*, name: str, asked: Asked) -> None:
+    """Show the model NAME (or of that alias): its definition, its replicas, and why it can't be placed."""
+    show(asked, f"/models/{as_word(name)}", draw)
+
+
+def draw(answer: Any) -> list[Block]:
+    model, definition = answer["model"], answer["definition"]
+    blocks: list[Block] = [
+        f"{shown(model['name'])}: {shown(model['status'])}, {model['ready']}/{model['wanted']} replicas ready",
+        *_facts(model, definition, answer.get("added_at")),
+        "",
+        _profiles(definition),
+    ]
+    if answer["replicas"]:
+        blocks += ["", *draw_replicas(answer)]
+    if answer["rejections"]:
+        columns = ("NODE", "PROFILE", "REASON", "DETAIL")
+        rows = tuple(tuple(shown(no[column.lower()]) for column in columns) for no in answer["rejections"])
+        blocks += ["", Grid(columns=columns, rows=rows)]
+    if text := answer.get("text"):
+        blocks += ["", "as it was added:", *(f"  {shown(line)}" for line in text.splitlines())]
+    return blocks
+
+
+def _facts(model: dict[str, Any], definition: dict[str, Any], added_at: float | None) -> list[str]:
+    scaling = definition["scaling"]
+    where = model.get("where")
+    kept = f"declared at {where}" if where else "stored"
+    if added_at is not None:
+        kept += time.strftime(", added %Y-%m-%d %H:%M", time.localtime(added_at))
+    facts = {
+        "status": model.get("detail"),
+        "aliases": ", ".join(definition["aliases"]) or None,
+        "kept": kept,
+        "source": definition["source"],
+        "context": definition.get("context_length"),
+        "output": definition.get("max_output"),
+        "scaling": f"min {scaling['min']}, max {scaling['max']}, idle {lasted(scaling['idle_timeout_seconds'])}",
+    }
+    return [f"{name:<8}  {shown(value)}" for name, value in facts.items() if value is not None]
+
+
+def _profiles(definition: dict[str, Any]) -> Grid:
+    return Grid(
+        columns=("PROFILE", "ENGINE", "PRIORITY", "CLASS", "TP", "ARGS"),
+        rows=tuple(
+            (
+                shown(profile["name"]),
+                shown(profile["engine"]),
+                str(profile["priority"]),
+                shown(profile.get("gpu_class")),
+                str(profile["tp"]),
+                shown(" ".join(profile["args"])),
+            )
+            for profile in definition["profiles"]
+        ),
+    )

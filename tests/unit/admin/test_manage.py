@@ -1,0 +1,320 @@
+"""The endpoints over a Management that answers by heart."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+from quart import typing as quart_typing
+from trio.testing import MockClock
+
+from llmgw.admin.manage import BODY_SECONDS, MAX_BODY_BYTES, create_app
+from llmgw.admin.management import Refused
+from llmgw.admin.views import (
+    AddedModel,
+    ModelDetail,
+    ModelStatus,
+    ModelView,
+    NodeState,
+    NodeView,
+    Origin,
+    Reloaded,
+    Removed,
+    ReplicaView,
+    StatusView,
+)
+from llmgw.core.model import Model, ModelName
+from llmgw.errors import ConfigError, LlmgwError, Problem
+
+HERE = {"Host": "127.0.0.1:9090"}
+MODEL = ModelView(name="org/m", status=ModelStatus.READY, serving=True, ready=1, wanted=1, origin=Origin.STORED)
+REPLICA = ReplicaView(
+    replica="rep-m-1",
+    model="org/m",
+    profile="p",
+    engine="e",
+    node="n1",
+    shard="shd-m-1-0",
+    epoch=1,
+    state="ready",
+    seconds_in_state=2.0,
+)
+
+
+class Script:
+    """Answers, or raises what it was told to, and remembers what it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[object, ...]] = []
+        self.fails: Exception | None = None
+
+    def _note(self, *asked: object) -> None:
+        self.asked.append(asked)
+        if self.fails is not None:
+            raise self.fails
+
+    def status(self) -> StatusView:
+        self._note("status")
+        return StatusView(
+            version="1.2.3", up_seconds=1.0, nodes={}, models={}, replicas={}, memory_gb=0.0, memory_booked_gb=0.0
+        )
+
+    def nodes(self) -> tuple[NodeView, ...]:
+        self._note("nodes")
+        return (NodeView(node="n1", state=NodeState.READY, connected=True),)
+
+    def models(self) -> tuple[ModelView, ...]:
+        self._note("models")
+        return (MODEL,)
+
+    def replicas(self, model: str | None) -> tuple[ReplicaView, ...]:
+        self._note("replicas", model)
+        return (REPLICA,)
+
+    def model(self, name: str) -> ModelDetail:
+        self._note("model", name)
+        return ModelDetail(model=MODEL, definition=Model(name=ModelName("org/m"), source="/m"))
+
+    async def add(self, file: str, text: str, *, replace: bool) -> tuple[AddedModel, ...]:
+        self._note("add", file, text, replace)
+        return (AddedModel(name="m", replaced=replace, runs=True),)
+
+    async def remove(self, name: str) -> Removed:
+        self._note("remove", name)
+        return Removed(name=name)
+
+    async def reload(self) -> Reloaded:
+        self._note("reload")
+        return Reloaded(file="server.yaml", changed=("models",))
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+def client(script: Script) -> quart_typing.TestClientProtocol:
+    app = create_app(script, listen_host="127.0.0.1")
+    # Whoever served such an app in this process has had its log thinned out.
+    app.logger.filters.clear()
+    return app.test_client()
+
+
+Client = quart_typing.TestClientProtocol
+
+
+async def error_of(answer: Any, status: int) -> dict[str, Any]:
+    assert answer.status_code == status
+    assert answer.headers["Content-Type"] == "application/json"
+    told: dict[str, Any] = await answer.get_json()
+    assert list(told) == ["error"]
+    error: dict[str, Any] = told["error"]
+    assert {"code", "message"} <= error.keys() <= {"code", "message", "problems"}
+    return error
+
+
+@pytest.mark.parametrize(
+    ("path", "key", "asked"),
+    [
+        ("/nodes", "nodes", ("nodes",)),
+        ("/models", "models", ("models",)),
+        ("/replicas", "replicas", ("replicas", None)),
+        ("/replicas?model=org%2Fm", "replicas", ("replicas", "org/m")),
+    ],
+)
+async def test_lists_are_answered(
+    client: Client, script: Script, path: str, key: str, asked: tuple[object, ...]
+) -> None:
+    answer = await client.get(path, headers=HERE)
+    assert answer.status_code == 200
+    assert answer.headers["Content-Type"] == "application/json"
+    assert answer.headers["Cache-Control"] == "no-store"
+    told = await answer.get_json()
+    assert list(told) == [key]
+    assert len(told[key]) == 1
+    assert script.asked == [asked]
+
+
+async def test_the_whole_is_answered(client: Client) -> None:
+    told = await (await client.get("/status", headers=HERE)).get_json()
+    assert told["version"] == "1.2.3"
+
+
+@pytest.mark.parametrize("path", ["/models/org/m", "/models/org%2Fm"])
+async def test_one_model_is_answered_by_a_name_with_a_slash(client: Client, script: Script, path: str) -> None:
+    told = await (await client.get(path, headers=HERE)).get_json()
+    assert told["model"]["name"] == "org/m"
+    assert told["definition"]["source"] == "/m"
+    assert script.asked == [("model", "org/m")]
+
+
+async def test_models_are_added_removed_and_read_again(client: Client, script: Script) -> None:
+    body = {"file": "m.yaml", "text": "name: m", "replace": True}
+    added = await client.post("/models", json=body, headers=HERE)
+    assert await added.get_json() == {
+        "models": [{"name": "m", "replaced": True, "runs": True, "not_in_effect": []}],
+    }
+    removed = await client.delete("/models/a%2Bb", headers=HERE)
+    assert await removed.get_json() == {"name": "a+b"}
+    reloaded = await client.post("/reload", headers=HERE)
+    assert await reloaded.get_json() == {"file": "server.yaml", "changed": ["models"], "needs_restart": []}
+    assert script.asked == [("add", "m.yaml", "name: m", True), ("remove", "a+b"), ("reload",)]
+
+
+async def test_nothing_is_replaced_unless_asked(client: Client, script: Script) -> None:
+    await client.post("/models", json={"file": "m.yaml", "text": "name: m"}, headers=HERE)
+    assert script.asked == [("add", "m.yaml", "name: m", False)]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (b"not json", "JSON"),
+        (b"\xff\xfe", ""),
+        (b'{"file": "m.yaml"}', "`text`"),
+        (b'{"file": "", "text": ""}', "$.file"),
+        (b'{"file": 1, "text": ""}', "$.file"),
+        (b'{"file": "m.yaml", "text": "", "repalce": true}', "repalce"),
+        (b"[]", "object"),
+    ],
+)
+async def test_a_body_of_another_shape_is_refused(client: Client, script: Script, body: bytes, said: str) -> None:
+    answer = await client.post("/models", data=body, headers={**HERE, "Content-Type": "application/json"})
+    error = await error_of(answer, 400)
+    assert error["code"] == "invalid_request"
+    assert said in error["message"]
+    assert script.asked == []
+
+
+@pytest.mark.parametrize("kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=x"])
+async def test_a_body_that_a_form_could_send_is_refused(client: Client, script: Script, kind: str) -> None:
+    body = b'{"file": "m.yaml", "text": ""}'
+    error = await error_of(await client.post("/models", data=body, headers={**HERE, "Content-Type": kind}), 415)
+    assert error["code"] == "not_json"
+    assert script.asked == []
+
+
+async def test_a_body_that_is_too_large_is_refused(client: Client, script: Script) -> None:
+    body = {"file": "m.yaml", "text": "x" * MAX_BODY_BYTES}
+    error = await error_of(await client.post("/models", json=body, headers=HERE), 413)
+    assert (error["code"], "1024 KiB" in error["message"]) == ("request_too_large", True)
+    assert script.asked == []
+
+
+async def test_a_body_that_does_not_come_is_not_waited_for(client: Client, mock_clock: MockClock) -> None:
+    headers = {**HERE, "Content-Type": "application/json", "Content-Length": "10"}
+    async with trio.open_nursery() as nursery, client.request("/models", method="POST", headers=headers) as sending:
+        await sending.send(b'{"file"')
+        nursery.start_soon(_jump, mock_clock)
+        answer = await sending.as_response()
+    error = await error_of(answer, 408)
+    assert error["code"] == "request_timeout"
+
+
+async def _jump(clock: MockClock) -> None:
+    await trio.testing.wait_all_tasks_blocked(0.01)
+    clock.jump(BODY_SECONDS + 1)
+
+
+@pytest.mark.parametrize("path", ["/", "/nothing", "/models/", "/x//nodes", "/Nodes"])
+async def test_an_unknown_path_is_told_so(client: Client, path: str) -> None:
+    error = await error_of(await client.get(path, headers=HERE), 404)
+    assert error["code"] == "unknown_url"
+
+
+async def test_a_path_as_long_as_a_client_likes_is_not_repeated(client: Client) -> None:
+    error = await error_of(await client.get("/" + "x" * 5000, headers=HERE), 404)
+    assert len(error["message"]) < 400
+
+
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/models"), ("DELETE", "/nodes"), ("GET", "/reload")])
+async def test_another_method_is_told_which_there_are(client: Client, method: str, path: str) -> None:
+    answer = await client.open(path, method=method, headers=HERE)
+    error = await error_of(answer, 405)
+    assert error["code"] == "method_not_allowed"
+    assert answer.headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [
+        ({"Host": "evil.example:9090"}, "wrong_host"),
+        ({**HERE, "Origin": "https://evil.example"}, "cross_site"),
+        ({**HERE, "Origin": "null"}, "cross_site"),
+        ({**HERE, "Sec-Fetch-Site": "cross-site"}, "cross_site"),
+        ({**HERE, "sec-fetch-site": "same-site"}, "cross_site"),
+    ],
+)
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda client, headers: client.get("/status", headers=headers),
+        lambda client, headers: client.post("/reload", headers=headers),
+        lambda client, headers: client.delete("/models/m", headers=headers),
+        lambda client, headers: client.get("/nothing", headers=headers),
+        lambda client, headers: client.open("/models", method="OPTIONS", headers=headers),
+    ],
+)
+async def test_a_page_of_elsewhere_gets_nothing(
+    client: Client, script: Script, ask: Any, headers: dict[str, str], code: str
+) -> None:
+    answer = await ask(client, headers)
+    assert (await error_of(answer, 403))["code"] == code
+    assert "access-control" not in str(answer.headers).lower()
+    assert script.asked == []
+
+
+async def test_no_other_origin_is_ever_let_in(client: Client) -> None:
+    answer = await client.get("/status", headers={**HERE, "Origin": "http://127.0.0.1:9090"})
+    assert answer.status_code == 200
+    assert "access-control" not in str(answer.headers).lower()
+
+
+async def test_a_refusal_is_told_with_its_status_and_problems(client: Client, script: Script) -> None:
+    script.fails = Refused(
+        "a name is taken",
+        status=409,
+        code="name_taken",
+        problems=(Problem(key="name", message="'m' is taken", where="m.yaml:1:1"), Problem(key="", message="and more")),
+    )
+    answer = await client.post("/models", json={"file": "m.yaml", "text": ""}, headers=HERE)
+    assert await error_of(answer, 409) == {
+        "code": "name_taken",
+        "message": "a name is taken",
+        "problems": [{"key": "name", "where": "m.yaml:1:1", "message": "'m' is taken"}, {"message": "and more"}],
+    }
+
+
+async def test_what_is_written_wrong_is_told_whole(client: Client, script: Script) -> None:
+    script.fails = ConfigError([Problem(key="nmae", message="unknown key (name?)", where="m.yaml:1:1")])
+    error = await error_of(await client.post("/reload", headers=HERE), 400)
+    assert error["code"] == "invalid_config"
+    assert error["problems"] == [{"key": "nmae", "where": "m.yaml:1:1", "message": "unknown key (name?)"}]
+
+
+async def test_a_failure_that_is_meant_for_the_operator_is_told(client: Client, script: Script) -> None:
+    script.fails = LlmgwError("the store's disk is full")
+    error = await error_of(await client.delete("/models/m", headers=HERE), 500)
+    assert error == {"code": "failed", "message": "the store's disk is full"}
+
+
+def test_every_code_has_its_line_in_the_docs() -> None:
+    root = Path(__file__).parents[3]
+    rooms = [*(root / "src/llmgw/admin").glob("*.py"), root / "src/llmgw/server/manage.py"]
+    codes = {code for room in rooms for code in re.findall(r'code="([a-z_]+)"', room.read_text())}
+    page = (root / "docs/ctl.md").read_text()
+    assert codes == set(re.findall(r"^\| [0-9]{3} \| `([a-z_]+)` \|", page, re.MULTILINE))
+
+
+async def test_any_other_failure_says_so_and_not_why(
+    client: Client, script: Script, caplog: pytest.LogCaptureFixture
+) -> None:
+    script.fails = RuntimeError("a secret of the house")
+    error = await error_of(await client.get("/nodes", headers=HERE), 500)
+    assert error["code"] == "internal_error"
+    assert "secret" not in error["message"]
+    assert "a secret of the house" in caplog.text

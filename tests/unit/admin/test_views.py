@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import json
+
+from llmgw.admin.views import ModelDetail, ModelStatus, ModelView, NodeState, NodeView, Origin, encode
+from llmgw.core.model import Model, ModelName, Profile
+from llmgw.core.node import Disk
+
+MODEL = ModelView(
+    name="m", status=ModelStatus.ON_DEMAND, serving=False, ready=0, wanted=0, origin=Origin.STORED, aliases=("a",)
+)
+
+
+def test_what_is_not_known_is_absent() -> None:
+    view = NodeView(node="n1", state=NodeState.SILENT, connected=False, memory_gb=1.5)
+    assert json.loads(encode(view)) == {
+        "node": "n1",
+        "state": "silent",
+        "connected": False,
+        "memory_gb": 1.5,
+        "replicas": [],
+    }
+
+
+def test_nothing_deeper_inside_is_null_either() -> None:
+    detail = ModelDetail(
+        model=MODEL,
+        definition=Model(name=ModelName("m"), source="/m", profiles=(Profile(name="p", engine="e"),)),
+    )
+    text = encode({"models": (detail,)}).decode()
+    assert "null" not in text
+    (told,) = json.loads(text)["models"]
+    assert told["model"] == {
+        "name": "m",
+        "status": "on-demand",
+        "serving": False,
+        "ready": 0,
+        "wanted": 0,
+        "origin": "stored",
+        "aliases": ["a"],
+    }
+    assert "gpu_class" not in told["definition"]["profiles"][0]
+
+
+def test_nothing_and_none_of_them_are_told_apart_from_not_known() -> None:
+    view = NodeView(node="n1", state=NodeState.READY, connected=True, trunks=0, memory_booked_gb=0.0)
+    told = json.loads(encode(view))
+    assert (told["trunks"], told["memory_booked_gb"]) == (0, 0.0)
+
+
+def test_facts_of_the_core_are_told_as_they_are() -> None:
+    view = NodeView(
+        node="n1", state=NodeState.READY, connected=True, disks=(Disk(path="/", free_gb=1.0, total_gb=2.0),)
+    )
+    assert json.loads(encode(view))["disks"] == [{"path": "/", "free_gb": 1.0, "total_gb": 2.0}]

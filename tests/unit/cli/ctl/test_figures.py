@@ -1,0 +1,21 @@
+from __future__ import annotations
+
+import pytest
+
+from llmgw.cli.ctl.figures import ago, lasted, share_gb
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "cell"),
+    [(97.12, 128.4, "97.1/128GB"), (0.0, 1900.0, "0.0/1900GB"), (None, 1.0, "-"), (1.0, None, "-")],
+)
+def test_a_share_has_as_many_digits_as_one_reads(free: float | None, total: float | None, cell: str) -> None:
+    assert share_gb(free, total) == cell
+
+
+def test_durations_are_in_whole_seconds() -> None:
+    assert (lasted(61.4), lasted(0.0), lasted(None)) == ("1m1s", "0s", "-")
+
+
+def test_how_long_ago_begins_with_now() -> None:
+    assert (ago(0.2), ago(2.0), ago(7200.0), ago(None)) == ("now", "2s ago", "2h ago", "-")

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+DETAIL: dict[str, Any] = {
+    "model": {"name": "m", "status": "waiting", "serving": False, "ready": 0, "wanted": 1, "detail": "n1: no GPU"},
+    "definition": {
+        "name": "m",
+        "source": "/m.gguf",
+        "aliases": ["a", "b"],
+        "context_length": 8192,
+        "scaling": {"min": 1, "max": 2, "idle_timeout_seconds": 900.0},
+        "profiles": [
+            {"name": "tp2", "engine": "e", "priority": 100, "gpu_class": "h100", "tp": 2, "args": ["-x", "1"]}
+        ],
+    },
+    "replicas": [],
+    "rejections": [{"node": "n1", "profile": "tp2", "reason": "no_gpu", "detail": "no GPU"}],
+    "text": "name: m\n# why\n",
+    "added_at": 1_700_000_000.0,
+}
+
+
+def test_a_model_is_shown_whole(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/models/m", DETAIL)
+    added = time.strftime("%Y-%m-%d %H:%M", time.localtime(1_700_000_000))
+    assert ctl("model", "show", "m").out == (
+        "m: waiting, 0/1 replicas ready\n"
+        "status    n1: no GPU\n"
+        "aliases   a, b\n"
+        f"kept      stored, added {added}\n"
+        "source    /m.gguf\n"
+        "context   8192\n"
+        "scaling   min 1, max 2, idle 15m\n"
+        "\n"
+        "PROFILE  ENGINE  PRIORITY  CLASS  TP  ARGS\n"
+        "tp2      e       100       h100   2   -x 1\n"
+        "\n"
+        "NODE  PROFILE  REASON  DETAIL\n"
+        "n1    tp2      no_gpu  no GPU\n"
+        "\n"
+        "as it was added:\n"
+        "  name: m\n"
+        "  # why\n"
+    )
+
+
+def test_a_declared_one_says_where(port: Any, ctl: Any) -> None:
+    declared = {name: value for name, value in DETAIL.items() if name not in {"text", "added_at"}}
+    declared["model"] = {**DETAIL["model"], "where": "server.yaml:4:3"}
+    port.will_answer("GET", "/models/m", declared)
+    said = ctl("model", "show", "m").out
+    assert "kept      declared at server.yaml:4:3\n" in said
+    assert "as it was added" not in said
+
+
+def test_its_replicas_are_among_it(port: Any, ctl: Any) -> None:
+    replica = {
+        "replica": "rep-m-1",
+        "model": "m",
+        "profile": "tp2",
+        "node": "n1",
+        "state": "ended",
+        "seconds_in_state": 2.0,
+        "cause": "it broke",
+        "lines": ["the last word"],
+    }
+    port.will_answer("GET", "/models/m", {**DETAIL, "replicas": [replica], "rejections": []})
+    said = ctl("model", "show", "m").out
+    assert "failed  2s ago" in said
+    assert "  the last word\n" in said
+    assert "REASON" not in said
+
+
+@pytest.mark.parametrize(("name", "path"), [("org/m", "/models/org%2Fm"), ("a b?", "/models/a%20b%3F")])
+def test_a_name_is_one_word_of_the_path(port: Any, ctl: Any, name: str, path: str) -> None:
+    assert ctl("model", "show", name).status == 1
+    assert port.heard[0].path == path

@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from llmgw.admin.views import Concern, ModelStatus, ModelView, NodeState, NodeView, Origin
+from llmgw.core.fleet import FleetStatistics, ModelStatistics, NodeStatistics
+from llmgw.core.model import Model
+from llmgw.core.node import Disk, Node, NodeId
+from llmgw.core.placement import Rejected, Verdict
+from llmgw.core.rejection import Reason, Rejection
+from llmgw.core.replica import Replica, ReplicaId, ShardId, ShardSpec, ShardState
+from llmgw.server.looking import count, find_concerns, lost_nodes, view_model, view_nodes, view_replicas
+
+NOW = 1000.0
+N1 = NodeId("n1")
+NOBODY = frozenset[NodeId]()
+REJECTED = Rejected(
+    rejections=(Rejection(node="n1", profile="p", reason=Reason.NO_GPU, detail="the node reports no GPU"),)
+)
+
+
+@dataclass(frozen=True)
+class Link:
+    node: NodeId
+    connected: bool
+    peer: str = "10.0.0.2:41000"
+    heard_seconds_ago: float = 2.0499
+    protocol: int = 2
+    version: str = "0.1.0"
+    trunks: int = 2
+
+
+Replicas = Callable[..., Replica]
+
+
+@pytest.fixture
+def a_replica(a_model: Any) -> Replicas:
+    def make(state: ShardState, number: int = 1, **facts: Any) -> Replica:
+        model: Model = a_model()
+        spec = ShardSpec(
+            id=ShardId(f"shd-{number}"),
+            replica=ReplicaId(f"rep-{number}"),
+            epoch=3,
+            node=N1,
+            model=model,
+            profile=model.profiles[0],
+        )
+        return Replica(
+            id=spec.replica, model=model.name, profile="p", shard=spec, state=state, since=NOW - 61.26, **facts
+        )
+
+    return make
+
+
+def fleet_of(node: Node, *replicas: Replica, lost: bool = False) -> FleetStatistics:
+    each = NodeStatistics(node=node, lost=lost, revision=1, booked_gb=1.5, replicas=replicas)
+    return FleetStatistics(nodes=(each,), models=())
+
+
+def judged(
+    model: Model, *replicas: Replica, verdict: Verdict | None = None, lost: frozenset[NodeId] = NOBODY
+) -> ModelView:
+    return view_model(ModelStatistics(model=model, replicas=replicas, verdict=verdict), lost, Origin.STORED, None)
+
+
+def test_a_node_shows_its_link_and_what_it_has(node: Node, a_replica: Replicas) -> None:
+    on_it = (a_replica(ShardState.READY, 1), a_replica(ShardState.ENDED, 2))
+    disks = (Disk(path="/", free_gb=1.0, total_gb=2.0),)
+    (view,) = view_nodes(fleet_of(replace(node, disks=disks), *on_it), (Link(N1, connected=True),))
+    assert view == NodeView(
+        node="n1",
+        state=NodeState.READY,
+        connected=True,
+        peer="10.0.0.2:41000",
+        heard_seconds_ago=2.0,
+        protocol=2,
+        version="0.1.0",
+        trunks=2,
+        cores=4,
+        memory_gb=16.0,
+        memory_available_gb=12.0,
+        memory_booked_gb=1.5,
+        disks=disks,
+        engines=node.engines,
+        replicas=("rep-1",),
+    )
+
+
+def test_what_a_node_did_not_say_is_not_known(node: Node) -> None:
+    (view,) = view_nodes(fleet_of(node), ())
+    assert (view.disks, view.peer, view.heard_seconds_ago, view.trunks) == (None, None, None, None)
+    (joining,) = view_nodes(FleetStatistics(nodes=(), models=()), (Link(N1, connected=True),))
+    assert (joining.cores, joining.memory_gb, joining.engines, joining.replicas) == (None, None, None, ())
+
+
+@pytest.mark.parametrize(
+    ("registered", "lost", "link", "state"),
+    [
+        (True, False, Link(N1, connected=True), NodeState.READY),
+        (False, False, Link(N1, connected=True), NodeState.JOINING),
+        (True, False, Link(N1, connected=False), NodeState.SILENT),
+        (False, False, Link(N1, connected=False), NodeState.SILENT),
+        (True, False, None, NodeState.SILENT),
+        (True, True, Link(N1, connected=False), NodeState.LOST),
+        (True, True, None, NodeState.LOST),
+    ],
+)
+def test_a_nodes_state_comes_of_its_link_and_its_lease(
+    node: Node, registered: bool, lost: bool, link: Link | None, state: NodeState
+) -> None:
+    fleet = fleet_of(node, lost=lost) if registered else FleetStatistics(nodes=(), models=())
+    (view,) = view_nodes(fleet, (link,) if link else ())
+    assert view.state is state
+
+
+def test_nodes_stand_by_name(node: Node) -> None:
+    links = (Link(NodeId("n3"), connected=True), Link(NodeId("n0"), connected=True))
+    assert [view.node for view in view_nodes(fleet_of(node), links)] == ["n0", "n1", "n3"]
+
+
+def test_a_replica_shows_how_long_and_why(node: Node, a_replica: Replicas) -> None:
+    failed = a_replica(ShardState.ENDED, cause="out of memory", lines=("a", "b"))
+    (view,) = view_replicas(fleet_of(node, failed), NOW)
+    assert (view.replica, view.shard, view.epoch, view.engine, view.node) == ("rep-1", "shd-1", 3, "e", "n1")
+    assert (view.state, view.seconds_in_state, view.cause, view.lines) == ("ended", 61.3, "out of memory", ("a", "b"))
+    assert (view.progress, view.running) == (None, None)
+
+
+def test_what_runs_on_a_lost_node_is_unreachable(node: Node, a_replica: Replicas) -> None:
+    fleet = fleet_of(node, a_replica(ShardState.READY, 1), a_replica(ShardState.ENDED, 2), lost=True)
+    assert lost_nodes(fleet) == {"n1"}
+    assert [view.state for view in view_replicas(fleet, NOW)] == ["unreachable", "ended"]
+
+
+def test_a_model_is_ready_when_all_of_it_is(a_model: Any, a_replica: Replicas) -> None:
+    view = judged(a_model(least=2, most=2), a_replica(ShardState.READY, 1), a_replica(ShardState.READY, 2))
+    assert (view.status, view.serving, view.ready, view.wanted) == (ModelStatus.READY, True, 2, 2)
+
+
+def test_a_model_that_loads_shows_how_far_it_is(a_model: Any, a_replica: Replicas) -> None:
+    view = judged(a_model(), a_replica(ShardState.LOADING, progress="43 %"))
+    assert (view.status, view.serving, view.ready, view.wanted) == (ModelStatus.LOADING, False, 0, 1)
+    assert view.detail == "43 %"
+
+
+def test_one_that_serves_with_less_than_it_should_tells_of_the_rest(a_model: Any, a_replica: Replicas) -> None:
+    failed = a_replica(ShardState.ENDED, 2, cause="it broke")
+    view = judged(a_model(least=2, most=2), a_replica(ShardState.READY, 1), failed)
+    assert (view.status, view.serving, view.ready, view.wanted) == (ModelStatus.FAILED, True, 1, 2)
+    assert view.detail == "rep-2 ended on n1: it broke"
+
+
+@pytest.mark.parametrize(
+    ("least", "most", "states", "verdict", "status", "detail"),
+    [
+        (0, 1, [], None, ModelStatus.ON_DEMAND, None),
+        (0, 0, [], None, ModelStatus.STOPPED, None),
+        (1, 1, [], None, ModelStatus.WAITING, None),
+        (1, 1, [], REJECTED, ModelStatus.WAITING, "n1: the node reports no GPU"),
+        (0, 1, [], REJECTED, ModelStatus.WAITING, "n1: the node reports no GPU"),
+        (1, 1, [], Rejected(), ModelStatus.WAITING, "there is no node to run it"),
+        (0, 0, [ShardState.STOPPING], None, ModelStatus.STOPPING, None),
+        (1, 1, [ShardState.STOPPING], None, ModelStatus.STOPPING, None),
+        (1, 1, [ShardState.STOPPING, ShardState.PLACED], None, ModelStatus.LOADING, None),
+    ],
+)
+def test_a_model_without_a_ready_replica_says_what_it_waits_for(
+    a_model: Any,
+    a_replica: Replicas,
+    *,
+    least: int,
+    most: int,
+    states: list[ShardState],
+    verdict: Verdict | None,
+    status: ModelStatus,
+    detail: str | None,
+) -> None:
+    replicas = [a_replica(state, number) for number, state in enumerate(states)]
+    view = judged(a_model(least=least, most=most), *replicas, verdict=verdict)
+    assert (view.status, view.detail, view.serving) == (status, detail, False)
+
+
+def test_a_model_on_a_lost_node_does_not_serve(a_model: Any, a_replica: Replicas) -> None:
+    view = judged(a_model(), a_replica(ShardState.READY), lost=frozenset({N1}))
+    assert (view.status, view.serving, view.ready, view.wanted) == (ModelStatus.UNREACHABLE, False, 0, 1)
+    assert view.detail == "rep-1 is on n1, which is lost"
+
+
+def test_only_what_is_wrong_is_a_concern(a_model: Any, a_replica: Replicas) -> None:
+    nodes = [
+        NodeView(node=name, state=state, connected=False)
+        for name, state in (("a", NodeState.READY), ("b", NodeState.SILENT), ("c", NodeState.LOST))
+    ]
+    models = [
+        judged(a_model("m1"), a_replica(ShardState.READY)),
+        judged(a_model("m2"), a_replica(ShardState.ENDED, cause="it broke")),
+        judged(a_model("m3")),
+        judged(a_model("m4", least=0)),
+    ]
+    assert find_concerns(nodes, models) == [
+        Concern(kind="node", name="b", message="silent: its link is down"),
+        Concern(kind="node", name="c", message="lost: not heard for longer than its lease"),
+        Concern(kind="model", name="m2", message="failed: rep-1 ended on n1: it broke"),
+        Concern(kind="model", name="m3", message="waiting"),
+    ]
+
+
+def test_states_are_counted() -> None:
+    assert count(["ready", "failed", "ready"]) == {"failed": 1, "ready": 2}
