@@ -1,0 +1,303 @@
+"""The server's end of one control link: whether the agent may be there, what it says, and what it is told to run."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import trio
+
+from llmgw.core.effects import Desire
+from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
+from llmgw.core.node import NodeId
+from llmgw.errors import LinkLost
+from llmgw.link.control import PONG_SECONDS, Control
+from llmgw.link.handshake import Arrival, Unwelcome
+from llmgw.link.sessions import Claim, Free, Session, Sessions, Turned
+from llmgw.wire import (
+    PROTOCOL,
+    AgentMessage,
+    Desired,
+    Goaway,
+    Hello,
+    NodeWord,
+    Refused,
+    Register,
+    Resync,
+    ShardWord,
+    Welcome,
+    WireError,
+    decode_from_agent,
+    diff,
+    encode,
+    refuse_protocol,
+)
+
+log = logging.getLogger("llmgw.link")
+
+# How often the agent that is there may change while another waits for its place.
+CHALLENGES = 3
+REASON_CHARS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long things may take on the agents' port, in seconds.
+
+    ``answer``: what a connected agent gets to show that it lives, when another process comes in its name. ``lag``: an
+    agent says which desired set it took last; one that lags this long is told the whole again. ``poll``: between two
+    looks at the list of revoked certificates. ``ping``: a little more than an agent is silent in good health, so that
+    a thousand of them need no pings; with ``pong`` less than the lease.
+    """
+
+    handshake: float = 10.0
+    hello: float = 10.0
+    answer: float = 5.0
+    ping: float = 6.0
+    pong: float = PONG_SECONDS
+    lag: float = 15.0
+    poll: float = 1.0
+
+
+class Agents(Protocol):
+    """The fleet, as the agents' port sees it."""
+
+    async def desired(self, node: NodeId, after: int) -> Desire:
+        """The node's desired set, once there is one whose revision is greater than ``after``."""
+
+    async def report(self, event: Event) -> None:
+        """Take an event; events count in the order of the calls. An agent is not read while this waits."""
+
+
+class TrunksOf(Protocol):
+    """What the end of a session ends."""
+
+    def close_node(self, node: NodeId, reason: str) -> None: ...
+
+
+class AgentLink:
+    """One link, from its accepted upgrade to its end."""
+
+    def __init__(
+        self, control: Control, arrival: Arrival, *, sessions: Sessions, agents: Agents, trunks: TrunksOf, pace: Pace
+    ) -> None:
+        self.node = arrival.node
+        self.serial = arrival.serial
+        self._peer = arrival.peer
+        self._control = control
+        self._sessions = sessions
+        self._agents = agents
+        self._trunks = trunks
+        self._pace = pace
+        self._talk = trio.CancelScope()
+        self._code: str | None = None
+        self._reason: str | None = None
+        self._session: Session | None = None
+        self._registered = trio.Event()
+        self._sent: Desire | None = None
+        self._sent_at = 0.0
+
+    @property
+    def heard_at(self) -> float:
+        return self._control.heard_at
+
+    async def is_alive(self, seconds: float) -> bool:
+        return await self._control.is_alive(seconds)
+
+    def cut(self, code: str | None, reason: str) -> None:
+        """Take nothing more from the agent and end the link, with ``code`` after a last word; returns at once."""
+        if self._reason is None:
+            self._code, self._reason = code, reason
+            if self._session is not None:
+                self._sessions.leave(self._session)
+            # An event that waits for room in the inbox is taken back: late words have no effect.
+            self._talk.cancel()
+
+    def goaway(self, reason: str) -> None:
+        """Tell the agent that the server stops."""
+        if self._session is None:
+            self.cut("stopping", reason)
+        else:
+            self._control.send(encode(Goaway(reason=reason[:REASON_CHARS])))
+
+    async def serve(self) -> None:
+        """Talk until the link ends. Raises Unwelcome when the agent was never let in, and told why."""
+        try:
+            async with trio.open_nursery() as nursery:
+                serve = functools.partial(
+                    self._control.serve, ping_seconds=self._pace.ping, pong_seconds=self._pace.pong
+                )
+                await nursery.start(serve)
+                with self._talk:
+                    try:
+                        await self._converse()
+                    except* WireError as broken:
+                        self.cut("violation", "; ".join(map(str, broken.exceptions)))
+                if self._code is not None:
+                    self._control.send(encode(Refused(code=self._code, reason=str(self._reason)[:REASON_CHARS])))
+                await self._control.close(self._reason or "")
+        except* LinkLost as lost:
+            # How every link ends, one way or the other; the control knows the first cause.
+            log.debug("node %s: %s", self.node, lost.exceptions)
+        finally:
+            if self._session is not None:
+                self._sessions.leave(self._session)
+        if self._session is not None:
+            level = logging.WARNING if self._code == "violation" else logging.INFO
+            reason = self._reason or self._control.lost
+            log.log(level, "node %s: the link from %s has ended: %s", self.node, self._peer, reason)
+        elif self._reason is not None:
+            raise Unwelcome(f"node {self.node}: {self._reason}")
+
+    async def _converse(self) -> None:
+        session = self._session = await self._introduce()
+        if session is None:
+            return
+        claim = session.claim
+        log.info(
+            "node %s is connected from %s (llmgw %s, protocol %d)", self.node, self._peer, claim.version, claim.protocol
+        )
+        lease_seconds = self._sessions.lease_seconds
+        self._control.send(encode(Welcome(protocol=claim.protocol, session=session.token, lease_seconds=lease_seconds)))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell)
+            await self._hear(session)
+
+    # -- who is it
+
+    async def _introduce(self) -> Session | None:
+        """The session of the agent that says hello; None when it was told no."""
+        hello = None
+        with trio.move_on_after(self._pace.hello):
+            hello = decode_from_agent(await self._control.receive(), PROTOCOL)
+        if hello is None:
+            self.cut("violation", f"no hello within {self._pace.hello:g} s")
+            return None
+        if not isinstance(hello, Hello):
+            raise WireError(f"the first message is to be Hello, and was {type(hello).__name__}")
+        self._prove(hello.node)
+        problem = refuse_protocol(hello.protocol)
+        if problem is not None:
+            self.cut("protocol", problem)
+            return None
+        claim = Claim(
+            node=self.node,
+            run=hello.run,
+            dial=hello.dial,
+            protocol=hello.protocol,
+            version=hello.version,
+            peer=self._peer,
+            serial=self.serial,
+        )
+        turned = await self._challenge(claim)
+        if turned is not None:
+            self.cut(turned.code, turned.reason)
+        if self._reason is not None:
+            # Also when it was cut in that very moment: the cancellation would come only at the next wait.
+            return None
+        # Since the verdict nobody can have come between: there was no await.
+        entry = self._sessions.enter(claim, self, trio.current_time())
+        if entry.replaced is not None:
+            entry.replaced.end.cut("replaced", f"node {self.node} has connected anew, from {self._peer}")
+        if entry.new_run:
+            self._trunks.close_node(self.node, "the node's agent has started anew")
+        return entry.session
+
+    async def _challenge(self, claim: Claim) -> Turned | None:
+        """Why ``claim`` may not enter. Another run is in the way as long as it answers."""
+        for _ in range(CHALLENGES):
+            verdict = self._sessions.consider(claim)
+            if isinstance(verdict, Free):
+                return None
+            if isinstance(verdict, Turned):
+                return verdict
+            there = verdict.session
+            if await there.end.is_alive(self._pace.answer):
+                break
+            if self._sessions.is_current(there):
+                return None
+        return Turned(code="connected", reason=f"node {self.node} is already connected from {there.claim.peer}")
+
+    # -- what it says
+
+    async def _hear(self, session: Session) -> None:
+        while True:
+            message = decode_from_agent(await self._control.receive(), session.claim.protocol)
+            event = self._read(message)
+            if event is None:
+                continue
+            await self._agents.report(event)
+            if isinstance(event, NodeRegistered):
+                self._sessions.register(session)
+                self._tell_whole()
+                self._registered.set()
+
+    def _read(self, message: AgentMessage) -> Event | None:
+        if isinstance(message, Hello):
+            raise WireError("hello is said once")
+        if not isinstance(message, Register) and not self._registered.is_set():
+            raise WireError(f"{type(message).__name__} before Register")
+        for claimed in _claimed_nodes(message):
+            self._prove(claimed)
+        match message:
+            case Register(node=node, running=running):
+                for spec, report in running:
+                    if (spec.id, spec.replica, spec.epoch) != (report.shard, report.replica, report.epoch):
+                        raise WireError(f"the report of shard {spec.id!a} is one of {report.shard!a}")
+                return NodeRegistered(node=node, running=running)
+            case NodeWord(node=node, applied=applied):
+                self._repair(applied)
+                return NodeReported(node=node, applied=applied)
+            case ShardWord(report=report):
+                return ShardChanged(node=self.node, report=report)
+            case Resync():
+                self._tell_whole()
+        return None
+
+    def _prove(self, claimed: str) -> None:
+        if claimed != self.node:
+            raise WireError(f"it speaks of node {claimed!a}, and its certificate is of node {self.node}")
+
+    # -- what it is told
+
+    async def _tell(self) -> None:
+        await self._registered.wait()
+        while True:
+            desire = await self._agents.desired(self.node, -1 if self._sent is None else self._sent.revision)
+            try:
+                data = encode(diff(self._sent, desire))
+            except WireError as error:
+                # The next set may fit again; until then the node goes on with what it has.
+                log.error("node %s can't be told what to run: %s", self.node, error)
+            else:
+                self._control.send(data)
+            self._sent, self._sent_at = desire, trio.current_time()
+
+    def _tell_whole(self) -> None:
+        if self._sent is not None:
+            try:
+                self._control.send(encode(Desired(revision=self._sent.revision, shards=self._sent.shards)))
+            except WireError as error:
+                log.error("node %s can't be told what to run: %s", self.node, error)
+            self._sent_at = trio.current_time()
+
+    def _repair(self, applied: int | None) -> None:
+        """Tell the whole again to an agent that has not taken it. One of protocol 1 does not say."""
+        if self._session is None or self._session.claim.protocol == 1 or self._sent is None:
+            return
+        if applied != self._sent.revision and trio.current_time() - self._sent_at > self._pace.lag:
+            self._tell_whole()
+
+
+def _claimed_nodes(message: AgentMessage) -> Iterator[str]:
+    """Every node that a message speaks of."""
+    match message:
+        case Register(node=node, running=running):
+            yield node.id
+            for spec, _ in running:
+                yield spec.node
+        case NodeWord(node=node):
+            yield node.id

@@ -1,0 +1,310 @@
+"""One control link, the same at both ends: a websocket whose every wait has an end.
+
+A cancelled write leaves half a frame behind, and whatever follows it is garbage to the peer; so one task writes, and a
+write that does not end in time ends the link. Closing waits for the peer, which may be dead; so it is bounded too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import NoReturn, TypeVar, cast
+
+import trio
+from trio_websocket import (
+    ConnectionClosed,
+    WebSocketConnection,
+    WebSocketRequest,
+    wrap_client_stream,
+    wrap_server_stream,
+)
+
+from llmgw.errors import LinkLost
+from llmgw.wire import MAX_MESSAGE_BYTES
+
+PATH = "/llmgw/link"
+# An agent says in the upgrade request which node it is; it must be the common name of its certificate.
+NODE_HEADER = "x-llmgw-node"
+
+# Longer than between two reports of a node: a server that hears those has nothing to ask.
+PING_SECONDS = 6.0
+PONG_SECONDS = 8.0
+STALL_SECONDS = 10.0
+CLOSE_SECONDS = 3.0
+# What may wait to be written: a peer that reads this slowly is as good as gone, and its words must not pile up.
+QUEUE_BYTES = 1024 * 1024
+QUEUE_MESSAGES = 1024
+READ_BYTES = 65536
+# A large message over a slow line is no stall: each part of it has its own time.
+WRITE_BYTES = 65536
+# The reason in a close frame has 123 bytes at most.
+REASON_BYTES = 120
+# What a websocket says of an end without a close frame.
+ABNORMAL = 1006
+
+T = TypeVar("T")
+
+
+class Tap(trio.abc.Stream):
+    """The stream below a websocket, watched: when the peer was last heard, when it went, and no write for ever."""
+
+    def __init__(self, stream: trio.abc.Stream, *, stall_seconds: float = STALL_SECONDS) -> None:
+        self.stream = stream
+        self.heard_at = trio.current_time()
+        self.gone = trio.Event()
+        # Why the stream is of no use any more: in words, and what was raised, if anything was.
+        self.why: str | None = None
+        self.fault: Exception | None = None
+        self._stall_seconds = stall_seconds
+        self._torn = False
+
+    async def receive_some(self, max_bytes: int | None = None) -> bytes | bytearray:
+        try:
+            data = await self.stream.receive_some(max_bytes)
+        except trio.BrokenResourceError as error:
+            self._lose(f"the connection broke: {error.__cause__ or error}", error)
+            raise
+        if data:
+            self.heard_at = trio.current_time()
+        else:
+            self._lose("the peer closed the connection")
+        return data
+
+    async def send_all(self, data: bytes | bytearray | memoryview) -> None:
+        if self._torn:
+            raise trio.BrokenResourceError("an earlier write was not finished")
+        self._torn = True
+        try:
+            view = memoryview(data)
+            for begin in range(0, len(view), WRITE_BYTES):
+                with trio.fail_after(self._stall_seconds):
+                    await self.stream.send_all(view[begin : begin + WRITE_BYTES])
+        except trio.TooSlowError:
+            self._lose(f"the peer took nothing for {self._stall_seconds:g} s")
+            raise trio.BrokenResourceError("the peer takes nothing") from None
+        except trio.BrokenResourceError as error:
+            self._lose(f"the connection broke: {error.__cause__ or error}", error)
+            raise
+        self._torn = False
+
+    async def wait_send_all_might_not_block(self) -> None:
+        await self.stream.wait_send_all_might_not_block()
+
+    async def aclose(self) -> None:
+        await self.stream.aclose()
+
+    def _lose(self, why: str, fault: Exception | None = None) -> None:
+        if self.why is None:
+            self.why, self.fault = why, fault
+        self.gone.set()
+
+
+async def read_upgrade(nursery: trio.Nursery, tap: Tap) -> WebSocketRequest:
+    """The server's end: the peer's upgrade request, to accept or reject. Raises LinkLost when the peer goes before it.
+
+    The websocket's reader runs in ``nursery`` and may raise anything at garbage. The caller bounds the wait.
+    """
+    return await _before_it_goes(
+        tap,
+        lambda: wrap_server_stream(nursery, tap, max_message_size=MAX_MESSAGE_BYTES, receive_buffer_size=READ_BYTES),
+    )
+
+
+async def ask_upgrade(nursery: trio.Nursery, tap: Tap, *, host: str, node: str) -> WebSocketConnection:
+    """The agent's end: the open websocket. Raises LinkLost when the server goes before it answers.
+
+    ConnectionRejected, when the server says no, comes out of ``nursery``, where the websocket's reader runs. The caller
+    bounds the wait.
+    """
+    return await _before_it_goes(
+        tap,
+        lambda: wrap_client_stream(
+            nursery,
+            # It asks for less than it says: any stream will do.
+            cast("trio.SocketStream", tap),
+            host,
+            PATH,
+            extra_headers=[(NODE_HEADER.encode(), node.encode())],
+            max_message_size=MAX_MESSAGE_BYTES,
+            receive_buffer_size=READ_BYTES,
+        ),
+    )
+
+
+async def _before_it_goes(tap: Tap, wrap: Callable[[], Awaitable[T]]) -> T:
+    """What ``wrap`` gives: an end before the upgrade is not noticed by the websocket itself."""
+    wrapped: T | None = None
+    async with trio.open_nursery() as waiting:
+
+        async def end_with_peer() -> None:
+            await tap.gone.wait()
+            waiting.cancel_scope.cancel()
+
+        waiting.start_soon(end_with_peer)
+        wrapped = await wrap()
+        waiting.cancel_scope.cancel()
+    if wrapped is None:
+        raise LinkLost(tap.why or "the peer closed the connection")
+    return wrapped
+
+
+class Control:
+    """One link: ``serve`` it in a task, ``send`` from anywhere, ``receive`` in one other task."""
+
+    def __init__(self, ws: WebSocketConnection, tap: Tap, *, peer: str) -> None:
+        """``ws`` is open, over ``tap``; ``peer`` names the other end in texts."""
+        self._ws = ws
+        self._tap = tap
+        self.peer = peer
+        self._queue: deque[bytes] = deque()
+        self._queued_bytes = 0
+        self._wake = trio.Event()
+        self._idle = trio.Event()
+        self._idle.set()
+        self._stop: Callable[[], None] = _nothing
+        self._is_silent = False
+        self._shutting = False
+        self._shut_down = trio.Event()
+        self._reason: str | None = None
+
+    @property
+    def heard_at(self) -> float:
+        """trio's time of the last byte from the peer."""
+        return self._tap.heard_at
+
+    @property
+    def lost(self) -> str | None:
+        """Why the link is over; None while it is not."""
+        return self._reason
+
+    # -- in and out
+
+    def send(self, data: bytes) -> None:
+        """Send in order, some time. When too much waits already the link ends; after its end nothing is sent."""
+        if self._reason is not None:
+            return
+        if self._queued_bytes > QUEUE_BYTES or len(self._queue) >= QUEUE_MESSAGES:
+            return self._end(f"{self.peer} reads too slowly: {len(self._queue)} messages wait for it")
+        self._queue.append(data)
+        self._queued_bytes += len(data)
+        if self._idle.is_set():
+            self._idle = trio.Event()
+        self._wake.set()
+
+    async def receive(self) -> bytes:
+        """The next message. Raises LinkLost at the link's end, after all that came before it."""
+        try:
+            message = await self._ws.get_message()
+        except ConnectionClosed as closed:
+            self._end(self._words(closed))
+            if self._shutting:
+                # Whoever hears of the end gives up the websocket's reader, and the goodbye needs that to be answered.
+                await self._shut_down.wait()
+            raise LinkLost(self._reason or "") from None
+        return message.encode() if isinstance(message, str) else message
+
+    async def is_alive(self, seconds: float) -> bool:
+        """Whether anything is heard of the peer, asked now, within ``seconds``."""
+        asked = trio.current_time()
+        try:
+            with trio.move_on_after(seconds) as scope:
+                await self._ws.ping()
+        except ConnectionClosed as closed:
+            self._end(self._words(closed))
+            return False
+        return not scope.cancelled_caught or self.heard_at > asked
+
+    # -- its life
+
+    async def serve(
+        self,
+        *,
+        ping_seconds: float = PING_SECONDS,
+        pong_seconds: float = PONG_SECONDS,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> NoReturn:
+        """Write, and ping a silent peer, until the link is over; close it and raise LinkLost with the reason."""
+        try:
+            async with trio.open_nursery() as nursery:
+                self._stop = nursery.cancel_scope.cancel
+                nursery.start_soon(self._guard, self._write)
+                task_status.started()
+                # Here, and not in a task of its own: there are as many links as there are nodes.
+                while self._reason is None:
+                    await self._guard(self._ping, ping_seconds, pong_seconds)
+                nursery.cancel_scope.cancel()
+        except BaseException:
+            # Cancelled, and so is whoever reads the websocket: nobody would see a goodbye answered.
+            self._end("the link was given up here")
+            await trio.aclose_forcefully(self._tap)
+            raise
+        await self._shut()
+        raise LinkLost(self._reason or "")
+
+    async def close(self, reason: str) -> None:
+        """Send what waits, say goodbye and end the link, in a few seconds at most; ``serve`` then raises LinkLost."""
+        with trio.move_on_after(CLOSE_SECONDS):
+            await self._idle.wait()
+        self._end(reason)
+        await self._shut()
+
+    def _end(self, reason: str) -> None:
+        if self._reason is None:
+            self._reason = reason
+            self._stop()
+
+    async def _shut(self) -> None:
+        if self._shutting:
+            await self._shut_down.wait()
+            return
+        self._shutting = True
+        goodbye = (self._reason or "").encode()[:REASON_BYTES].decode(errors="ignore")
+        try:
+            # Who answered no ping answers no goodbye.
+            if not self._is_silent:
+                with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                    await self._ws.aclose(1000, goodbye)
+            await trio.aclose_forcefully(self._tap)
+        finally:
+            self._queue.clear()
+            self._shut_down.set()
+
+    async def _guard(self, work: Callable[..., Awaitable[None]], *args: float) -> None:
+        try:
+            await work(*args)
+        except ConnectionClosed as closed:
+            self._end(self._words(closed))
+
+    async def _write(self) -> None:
+        while True:
+            while self._queue:
+                data = self._queue[0]
+                await self._ws.send_message(data)
+                self._queue.popleft()
+                self._queued_bytes -= len(data)
+            self._idle.set()
+            self._wake = trio.Event()
+            await self._wake.wait()
+
+    async def _ping(self, ping_seconds: float, pong_seconds: float) -> None:
+        """Wait until the peer has been silent for long enough, and ask it."""
+        silent = trio.current_time() - self.heard_at
+        if silent < ping_seconds:
+            await trio.sleep(ping_seconds - silent)
+        elif not await self.is_alive(pong_seconds):
+            silent = trio.current_time() - self.heard_at
+            self._is_silent = True
+            self._end(self._tap.why or f"nothing was heard of {self.peer} for {silent:.0f} s")
+
+    def _words(self, closed: ConnectionClosed) -> str:
+        said = closed.reason
+        if self._tap.why is not None and (said is None or said.code == ABNORMAL):
+            return self._tap.why
+        if said is None or said.code == ABNORMAL:
+            return "the connection ended without a goodbye"
+        # The peer's own words: bounded by the frame, and made safe for a log.
+        return ascii(said.reason)[1:-1] if said.reason else f"{self.peer} closed the link ({said.name.lower()})"
+
+
+def _nothing() -> None:
+    """It is not served yet: nothing runs that would have to stop."""

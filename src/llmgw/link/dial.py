@@ -1,0 +1,146 @@
+"""One dial of an agent to its server: TCP, TLS and the protocol agreed on, each in its time, or the reason in words."""
+
+from __future__ import annotations
+
+import json
+import random
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+from trio_websocket import ConnectionRejected, WebSocketConnection
+
+from llmgw.config.agent import ServerAddress
+from llmgw.errors import LinkLost
+from llmgw.link.control import Tap, ask_upgrade
+from llmgw.link.explain import explain_dial, is_wrong_name, list_names, name_address
+from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, ClientContexts
+
+TlsStream = trio.SSLStream[trio.SocketStream]
+
+
+class DialFailed(LinkLost):
+    """The server was not reached, or did not let this node in."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pace:
+    """How long each step of a dial may take, and how long the next dial waits, in seconds.
+
+    Waits double from ``first_wait`` to ``most_wait``. A connection that stood for ``good`` begins them anew: what ends
+    it is news, not the next of a row. ``welcome`` leaves the server time to ask another agent of this name whether it
+    lives. A trouble that lasts is told each ``repeat``.
+    """
+
+    connect: float = 10.0
+    tls: float = 10.0
+    upgrade: float = 10.0
+    welcome: float = 20.0
+    first_wait: float = 0.5
+    most_wait: float = 30.0
+    good: float = 60.0
+    repeat: float = 60.0
+
+
+class Backoff:
+    """How long to wait before the next dial: doubling, and never in step with a thousand other agents."""
+
+    __slots__ = ("_next", "_pace", "_random")
+
+    def __init__(self, pace: Pace, randomness: random.Random) -> None:
+        self._pace = pace
+        self._random = randomness
+        self._next = pace.first_wait
+
+    def draw(self, *, lived_seconds: float) -> float:
+        """Seconds to wait after an attempt that lived so long, counted from its beginning."""
+        if lived_seconds >= self._pace.good:
+            self._next = self._pace.first_wait
+        wait, self._next = self._next, min(2 * self._next, self._pace.most_wait)
+        return wait * self._random.uniform(0.5, 1.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Where the server is, and what this node proves itself with there."""
+
+    server: ServerAddress
+    ca: Path
+    contexts: ClientContexts
+    pace: Pace = Pace()
+
+    @property
+    def name(self) -> str:
+        """``host:port``"""
+        return name_address(self.server.host, self.server.port)
+
+    def explain(self, error: BaseException, names: tuple[str, ...] = ()) -> str:
+        """What failed on the way to the open link."""
+        return explain_dial(error, host=self.server.host, port=self.server.port, ca=self.ca, names=names)
+
+
+async def dial_control(way: Way) -> TlsStream:
+    """A connection for the control link, its handshake done. Raises DialFailed."""
+    return await _dial(way, way.contexts.control, CONTROL_ALPN)
+
+
+async def dial_trunk(way: Way) -> TlsStream:
+    """A connection for a trunk, its handshake done. Raises DialFailed."""
+    return await _dial(way, way.contexts.trunk, TRUNK_ALPN)
+
+
+async def _dial(way: Way, context: ssl.SSLContext, alpn: str) -> TlsStream:
+    try:
+        stream = await _connect(way, context)
+    except (OSError, trio.BrokenResourceError, trio.TooSlowError) as error:
+        names = await _read_names(way) if is_wrong_name(error) else ()
+        raise DialFailed(way.explain(error, names)) from error
+    if stream.selected_alpn_protocol() != alpn:
+        await trio.aclose_forcefully(stream)
+        raise DialFailed(f"{way.name} does not speak {alpn}; is that the server's agent_listen, and is it as new?")
+    return stream
+
+
+async def _connect(way: Way, context: ssl.SSLContext) -> TlsStream:
+    with trio.fail_after(way.pace.connect):
+        tcp = await trio.open_tcp_stream(way.server.host, way.server.port)
+    try:
+        stream = trio.SSLStream(tcp, context, server_hostname=way.server.host, https_compatible=True)
+        with trio.fail_after(way.pace.tls):
+            await stream.do_handshake()
+    except BaseException:
+        await trio.aclose_forcefully(tcp)
+        raise
+    return stream
+
+
+async def _read_names(way: Way) -> tuple[str, ...]:
+    """The names in the server's certificate, by a second look that says nothing; none when that fails."""
+    try:
+        stream = await _connect(way, way.contexts.look)
+    except (OSError, trio.BrokenResourceError, trio.TooSlowError):
+        return ()
+    names = list_names(stream.getpeercert())
+    await trio.aclose_forcefully(stream)
+    return names
+
+
+async def open_upgrade(nursery: trio.Nursery, way: Way, tap: Tap, node: str) -> WebSocketConnection:
+    """The websocket over a dialled connection. Raises DialFailed, or ConnectionRejected out of ``nursery``."""
+    try:
+        with trio.fail_after(way.pace.upgrade):
+            return await ask_upgrade(nursery, tap, host=way.name, node=node)
+    except (LinkLost, trio.TooSlowError) as error:
+        # A refused certificate shows only here: by then the handshake is over for this end.
+        lost = tap.fault or (ConnectionResetError() if tap.gone.is_set() else error)
+        raise DialFailed(way.explain(lost)) from error
+
+
+def explain_rejection(way: Way, rejected: ConnectionRejected) -> str:
+    """What the server answered instead of a websocket, in its own words if it gave any."""
+    try:
+        said = str(json.loads(rejected.body or b"")["error"]["message"])
+    except (ValueError, TypeError, KeyError, LookupError):
+        said = "it gave no reason"
+    return f"{way.name} refuses this node (status {rejected.status_code}): {ascii(said[:500])[1:-1]}"

@@ -1,0 +1,331 @@
+"""The port that agents dial: proves who they are, tells control links from trunks, and hands each on.
+
+Whatever comes in may be anything: each connection lives under a guard of its own, which logs why it ended, and nothing
+of it leaves.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import socket
+import ssl
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+from trio_websocket import WebSocketRequest
+from wsproto.utilities import ProtocolError
+
+from llmgw.core.events import NodeLost
+from llmgw.core.node import NodeId
+from llmgw.errors import LinkLost, LlmgwError
+from llmgw.link.agentlink import AgentLink, Agents, Pace
+from llmgw.link.control import Control, Tap
+from llmgw.link.handshake import Arrival, Floor, Rejection, Unwelcome, check_claim, linger, shake_hands, upgrade
+from llmgw.link.refusals import Refusals
+from llmgw.link.revoked import Revoked
+from llmgw.link.sessions import Attention, Sessions
+from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, Credentials, hand_over
+from llmgw.link.trunk import Trunks
+from llmgw.reactor.loop import Reactor
+
+log = logging.getLogger("llmgw.link")
+
+# A handshake costs a millisecond and holds a descriptor; past these, connections wait in the kernel's queue.
+PENDING_HANDSHAKES = 64
+# After "too many open files": accepting again at once would only spin.
+REST_SECONDS = 0.5
+# Of one node at once, in whatever state; an agent has one link, for a moment two, and a few trunks.
+LINKS_PER_NODE = 8
+TRUNKS_PER_NODE = 32
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkView:
+    """How the link of a node is, for whoever looks."""
+
+    node: NodeId
+    peer: str
+    connected: bool
+    heard_seconds_ago: float
+    protocol: int
+    version: str
+    trunks: int
+
+
+class _Slot:
+    """One of the places for connections that have not proved themselves yet."""
+
+    def __init__(self, places: trio.Semaphore) -> None:
+        self._places: trio.Semaphore | None = places
+
+    def free(self) -> None:
+        if self._places is not None:
+            self._places.release()
+            self._places = None
+
+
+class AgentPort:
+    """The running port, as the tree and the operator see it."""
+
+    def __init__(
+        self,
+        agents: Agents,
+        *,
+        credentials: Credentials[ssl.SSLContext],
+        revoked: Revoked,
+        trunks: Trunks,
+        reactor: Reactor,
+        lease_seconds: float,
+        pace: Pace,
+    ) -> None:
+        self._agents = agents
+        self._credentials = credentials
+        self._revoked = revoked
+        self._trunks = trunks
+        self._reactor = reactor
+        self._pace = pace
+        self._sessions = Sessions(lease_seconds=lease_seconds)
+        self._refusals = Refusals()
+        self._links: set[AgentLink] = set()
+        self._open: Counter[NodeId] = Counter()
+        # The certificates that a node's trunks came with: they may differ from that of its link.
+        self._trunk_serials: dict[NodeId, set[int]] = {}
+        self._places = trio.Semaphore(PENDING_HANDSHAKES)
+        self._stopping: str | None = None
+
+    def links(self) -> tuple[LinkView, ...]:
+        """Every node that was connected since the start."""
+        now = trio.current_time()
+        return tuple(
+            LinkView(
+                node=session.claim.node,
+                peer=session.claim.peer,
+                connected=connected,
+                heard_seconds_ago=max(0.0, now - heard_at),
+                protocol=session.claim.protocol,
+                version=session.claim.version,
+                trunks=self._trunks.count(session.claim.node),
+            )
+            for session, connected, heard_at in self._sessions.views()
+        )
+
+    def set_lease(self, seconds: float) -> None:
+        """How long a node counts as there without a word, from here on; agents that are connected were told the old."""
+        self._sessions.lease_seconds = seconds
+
+    def goaway(self, reason: str) -> None:
+        """The server stops: tell every agent, and every one that still comes. What is open stays open."""
+        self._stopping = reason
+        for link in self._links:
+            link.goaway(reason)
+        self._trunks.goaway()
+
+    # -- for ever
+
+    async def accept(self, listening: trio.SocketListener, connections: trio.Nursery) -> None:
+        """Take connections, a bounded number at once of those that have not proved themselves."""
+        while True:
+            await self._places.acquire()
+            try:
+                tcp = await listening.accept()
+            except OSError as error:
+                self._places.release()
+                log.error("can't accept agents: %s; trying again in %s s", error, REST_SECONDS)
+                await trio.sleep(REST_SECONDS)
+            else:
+                connections.start_soon(self._guard, tcp)
+
+    async def watch_leases(self) -> None:
+        """Report nodes that have gone silent, and let the log say what it withholds."""
+        attention = Attention(lease_seconds=self._sessions.lease_seconds, now=trio.current_time())
+        while True:
+            await trio.sleep(attention.look_seconds)
+            self._refusals.sweep(trio.current_time())
+            if attention.look(trio.current_time()):
+                for node in self._sessions.find_silent(trio.current_time()):
+                    await self._lose(node)
+
+    async def _lose(self, node: NodeId) -> None:
+        registered, session = self._sessions.lose(node, trio.current_time())
+        reason = f"nothing was heard of node {node} for {self._sessions.lease_seconds:g} s"
+        if session is not None:
+            # If it speaks again it has to dial, and to register with all that it runs.
+            session.end.cut(None, reason)
+        self._trunks.close_node(node, reason)
+        self._trunk_serials.pop(node, None)
+        if registered:
+            log.warning("%s: it counts as lost until it is back", reason)
+            await self._agents.report(NodeLost(node=node))
+
+    async def watch_revoked(self) -> None:
+        """End the links and trunks of what is revoked while they are open."""
+        await self._revoked.watch(self._cut_revoked, poll_seconds=self._pace.poll)
+
+    def _cut_revoked(self) -> None:
+        for link in self._links:
+            problem = self._revoked.explain(link.node, link.serial)
+            if problem is not None:
+                link.cut("revoked", problem)
+        for node, serials in self._trunk_serials.items():
+            problem = next(filter(None, (self._revoked.explain(node, serial) for serial in serials)), None)
+            if problem is not None:
+                # All of the node's: those with a certificate that is good are dialled again at once.
+                serials.clear()
+                self._trunks.close_node(node, problem)
+
+    # -- one connection
+
+    async def _guard(self, tcp: trio.SocketStream) -> None:
+        """One connection, from first to last; no exception leaves."""
+        slot = _Slot(self._places)
+        peer = _name_peer(tcp)
+        problem: str | None = None
+        fault: BaseException | None = None
+        try:
+            try:
+                await self._serve(tcp, peer, slot)
+            except* Unwelcome as group:
+                problem = _first(group)
+            except* LinkLost:
+                log.debug("%s port %d went before its upgrade request", *peer)
+            except* (UnicodeError, ProtocolError) as group:
+                problem = f"it sent what can't be understood: {_first(group)}"
+            except* Exception as group:
+                problem, fault = f"an unforeseen end: {_first(group)}", group
+            if problem is not None:
+                self._refusals.note(peer, problem, trio.current_time(), fault=fault)
+            await linger(tcp)
+        finally:
+            slot.free()
+            tcp.socket.close()
+
+    async def _serve(self, tcp: trio.SocketStream, peer: tuple[str, int], slot: _Slot) -> None:
+        deadline = trio.current_time() + self._pace.handshake
+        arrival = await shake_hands(tcp, self._credentials.current, peer=peer, deadline=deadline)
+        if arrival.protocol == TRUNK_ALPN:
+            self._take_trunk(arrival)
+        elif arrival.protocol == CONTROL_ALPN:
+            await self._count_link(arrival, slot, deadline)
+        else:
+            raise Unwelcome(f"node {arrival.node}: it asks for neither {CONTROL_ALPN} nor {TRUNK_ALPN} (by ALPN)")
+
+    def _take_trunk(self, arrival: Arrival) -> None:
+        node, serial = arrival.node, arrival.serial
+        problem = self._revoked.explain(node, serial)
+        if problem is None and self._trunks.count(node) >= TRUNKS_PER_NODE:
+            problem = f"node {node} has {TRUNKS_PER_NODE} trunks already"
+        if problem is not None:
+            raise Unwelcome(problem)
+
+        take_over = functools.partial(hand_over, self._reactor, arrival.stream)
+        try:
+            self._trunks.admit(node, take_over, refuse=functools.partial(self._sessions.refuse_token, node))
+        except OSError as error:
+            raise Unwelcome(f"node {node}: no room for its trunk here: {error.strerror}") from error
+        self._trunk_serials.setdefault(node, set()).add(serial)
+
+    async def _count_link(self, arrival: Arrival, slot: _Slot, deadline: float) -> None:
+        self._open[arrival.node] += 1
+        try:
+            await self._serve_link(arrival, slot, deadline)
+        finally:
+            self._open[arrival.node] -= 1
+            if not self._open[arrival.node]:
+                del self._open[arrival.node]
+
+    async def _serve_link(self, arrival: Arrival, slot: _Slot, deadline: float) -> None:
+        floor = Floor(arrival.stream)
+        tap = Tap(floor)
+        async with trio.open_nursery() as reading:
+            with trio.CancelScope(deadline=deadline) as limit:
+                ws = await upgrade(reading, tap, floor, lambda request: self._check(request, arrival))
+            if limit.cancelled_caught:
+                raise Unwelcome(f"node {arrival.node}: it sent no upgrade request in time")
+            slot.free()
+            link = AgentLink(
+                Control(ws, tap, peer=f"node {arrival.node}"),
+                arrival,
+                sessions=self._sessions,
+                agents=self._agents,
+                trunks=self._trunks,
+                pace=self._pace,
+            )
+            problem = self._revoked.explain(arrival.node, arrival.serial)
+            if problem is not None:
+                link.cut("revoked", problem)
+            if self._stopping is not None:
+                link.cut("stopping", self._stopping)
+            self._links.add(link)
+            try:
+                await link.serve()
+            finally:
+                self._links.discard(link)
+                reading.cancel_scope.cancel()
+
+    def _check(self, request: WebSocketRequest, arrival: Arrival) -> Rejection | None:
+        rejection = check_claim(request, arrival.node)
+        if rejection is not None:
+            return rejection
+        problem = self._revoked.explain(arrival.node, arrival.serial)
+        if problem is not None:
+            return Rejection(status=403, code="revoked", message=problem)
+        if self._open[arrival.node] > LINKS_PER_NODE:
+            problem = f"node {arrival.node} has {LINKS_PER_NODE} links open already"
+            return Rejection(status=429, code="too_many_links", message=problem)
+        return None
+
+
+def _name_peer(tcp: trio.SocketStream) -> tuple[str, int]:
+    try:
+        host, port = tcp.socket.getpeername()[:2]
+    except OSError:  # it has reset the connection already
+        return "an address that is gone", 0
+    # An IPv4 client of a socket for both families looks like one of IPv4.
+    return str(host).removeprefix("::ffff:"), int(port)
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> str:
+    """What the first of them says, safe for a log."""
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, LlmgwError):
+        return error.message
+    return ascii(f"{type(error).__name__}: {error}"[:300])[1:-1]
+
+
+async def serve_agents(
+    listening: socket.socket,
+    agents: Agents,
+    *,
+    credentials: Credentials[ssl.SSLContext],
+    revoked: Path,
+    trunks: Trunks,
+    reactor: Reactor,
+    lease_seconds: float,
+    pace: Pace | None = None,
+    task_status: trio.TaskStatus[AgentPort] = trio.TASK_STATUS_IGNORED,
+) -> None:
+    """Serve agents on ``listening``, for ever; started with the port that can be asked.
+
+    Being cancelled cuts every link; whoever stops says so before, by ``goaway``. Raises UsageError when ``revoked``
+    can't be read. ``reactor`` moves the trunks' bytes.
+    """
+    port = AgentPort(
+        agents,
+        credentials=credentials,
+        revoked=Revoked(revoked),
+        trunks=trunks,
+        reactor=reactor,
+        lease_seconds=lease_seconds,
+        pace=pace or Pace(),
+    )
+    listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
+    async with listener, trio.open_nursery() as nursery:
+        nursery.start_soon(port.watch_leases)
+        nursery.start_soon(port.watch_revoked)
+        task_status.started(port)
+        await port.accept(listener, nursery)

@@ -1,0 +1,363 @@
+"""Messages: what goes in comes out, what is wrong is named, and nothing that comes in does any harm."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw import wire
+from llmgw.core.effects import Desire
+from llmgw.core.model import Model, ModelName, Profile, Scaling
+from llmgw.core.node import Disk, EngineFound, Node, NodeId
+from llmgw.core.replica import Endpoint, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.wire import (
+    PROTOCOL,
+    Desired,
+    DesiredDelta,
+    Goaway,
+    Hello,
+    NodeWord,
+    Refused,
+    Register,
+    Resync,
+    ShardWord,
+    Welcome,
+    WireError,
+    decode_from_agent,
+    decode_from_server,
+    diff,
+    encode,
+    patch,
+    refuse_protocol,
+)
+
+NODE = Node(
+    id=NodeId("gpu-1"),
+    cores=8,
+    cpu_flags=frozenset({"avx2", "fma"}),
+    memory_gb=64.0,
+    memory_available_gb=60.5,
+    disks=(Disk(path="/", free_gb=1.5, total_gb=2.0),),
+    engines=(EngineFound(engine="mill", program=("/opt/mill", "-x"), version="b1"),),
+)
+
+
+def a_spec(number: int = 1, *, epoch: int = 1, node: str = "gpu-1") -> ShardSpec:
+    model = Model(
+        name=ModelName("org/tiny"),
+        source="/models/tiny",
+        aliases=("small",),
+        context_length=4096,
+        scaling=Scaling(min=1, max=2),
+        profiles=(Profile(name="cpu", engine="mill", args=("--threads", "2")),),
+    )
+    return ShardSpec(
+        id=ShardId(f"shd-tiny-{number}-0"),
+        replica=ReplicaId(f"rep-tiny-{number}"),
+        epoch=epoch,
+        node=NodeId(node),
+        model=model,
+        profile=model.profiles[0],
+    )
+
+
+def a_report(spec: ShardSpec) -> ShardReport:
+    return ShardReport(
+        shard=spec.id,
+        replica=spec.replica,
+        epoch=spec.epoch,
+        state=ShardState.READY,
+        endpoint=Endpoint(host="127.0.0.1", port=18000, served_name="org/tiny"),
+        pid=4242,
+        progress="läuft",
+        lines=("one", "two"),
+        running=1,
+        waiting=0,
+    )
+
+
+SPEC = a_spec()
+FROM_AGENT = [
+    Hello(protocol=2, node="gpu-1", run="a1b2", dial=1, version="0.2.0"),
+    Register(node=NODE, running=((SPEC, a_report(SPEC)),)),
+    NodeWord(node=NODE, applied=3),
+    ShardWord(report=a_report(SPEC)),
+    Resync(),
+]
+FROM_SERVER = [
+    Welcome(protocol=2, session="t0k3n", lease_seconds=15.0),
+    Refused(code="connected", reason="node gpu-1 is already connected from 10.0.0.7:4242"),
+    Desired(revision=1, shards=(SPEC,)),
+    DesiredDelta(revision=2, base=1, put=(SPEC,), drop=(ShardId("shd-tiny-9-0"),)),
+    Goaway(reason="the server stops"),
+]
+
+# As an agent of protocol 1 sent them, byte for byte, before there was a newer one.
+RECORDED = (
+    b'{"type":"hello","protocol":1,"node":"gpu-1","run":"5f3a9c0d1e2b4a68","dial":1,"version":"0.1.0"}',
+    b'{"type":"register","node":{"id":"gpu-1","cores":4,"cpu_flags":["avx2","fma"],"memory_gb":16.7,'
+    b'"memory_available_gb":12.1,"disks":[{"path":"/var/lib/llmgw-agent","free_gb":40.2,"total_gb":62.0}],'
+    b'"engines":[{"engine":"mill","program":["/opt/mill/bin/mill"],"version":"b6"}]},"running":[[{"id":"shd-tiny-1-0",'
+    b'"replica":"rep-tiny-1","epoch":3,"node":"gpu-1","model":{"name":"tiny","source":"/models/tiny.gguf","aliases":[],'
+    b'"routing_profile":null,"context_length":2048,"max_output":null,"over_limit":"clamp","scaling":{"min":1,"max":1,'
+    b'"idle_timeout_seconds":900.0},"profiles":[{"name":"cpu","engine":"mill","weight":1,"priority":0,'
+    b'"gpu_class":null,"tp":1,"startup_timeout_seconds":600.0,"min_memory_gb":null,"min_disk_gb":null,"args":[]}]},'
+    b'"profile":{"name":"cpu","engine":"mill","weight":1,"priority":0,"gpu_class":null,"tp":1,'
+    b'"startup_timeout_seconds":600.0,"min_memory_gb":null,"min_disk_gb":null,"args":[]},"rank":0,"count":1},'
+    b'{"shard":"shd-tiny-1-0","replica":"rep-tiny-1","epoch":3,"state":"ready","endpoint":{"host":"127.0.0.1",'
+    b'"port":18000,"served_name":"tiny"},"pid":2211,"progress":null,"cause":null,"lines":[],"running":0,"waiting":0}]]}',
+    b'{"type":"node","node":{"id":"gpu-1","cores":4,"cpu_flags":["avx2","fma"],"memory_gb":16.7,'
+    b'"memory_available_gb":11.9,"disks":[],"engines":[]}}',
+    b'{"type":"shard","report":{"shard":"shd-tiny-1-0","replica":"rep-tiny-1","epoch":3,"state":"ended","endpoint":null,'
+    b'"pid":null,"progress":null,"cause":"it was stopped","lines":[],"running":null,"waiting":null}}',
+    b'{"type":"resync"}',
+)
+
+
+@pytest.mark.parametrize("message", FROM_AGENT, ids=lambda message: type(message).__name__)
+def test_what_an_agent_says_arrives_as_it_was_said(message: wire.AgentMessage) -> None:
+    assert decode_from_agent(encode(message), PROTOCOL) == message
+
+
+@pytest.mark.parametrize("message", FROM_SERVER, ids=lambda message: type(message).__name__)
+def test_what_the_server_says_arrives_as_it_was_said(message: wire.ServerMessage) -> None:
+    assert decode_from_server(encode(message)) == message
+
+
+def test_a_recorded_agent_of_the_protocol_before_is_understood() -> None:
+    hello, register, word, shard, resync = [decode_from_agent(data, 1) for data in RECORDED]
+    assert hello == Hello(protocol=1, node="gpu-1", run="5f3a9c0d1e2b4a68", dial=1, version="0.1.0")
+    assert isinstance(register, Register)
+    [(spec, report)] = register.running
+    assert (spec.id, spec.epoch, spec.model.context_length) == ("shd-tiny-1-0", 3, 2048)
+    assert (report.state, report.endpoint) == (
+        ShardState.READY,
+        Endpoint(host="127.0.0.1", port=18000, served_name="tiny"),
+    )
+    assert isinstance(word, NodeWord)
+    assert (word.node.memory_available_gb, word.applied) == (11.9, None)
+    assert isinstance(shard, ShardWord)
+    assert shard.report.cause == "it was stopped"
+    assert resync == Resync()
+
+
+def test_the_first_message_reads_the_same_in_every_protocol() -> None:
+    assert decode_from_agent(RECORDED[0], PROTOCOL) == decode_from_agent(RECORDED[0], 1)
+
+
+def test_an_agent_of_the_protocol_before_that_sends_the_newer_field_is_not_believed_in_it() -> None:
+    word = decode_from_agent(encode(NodeWord(node=NODE, applied=3)), 1)
+    assert word == NodeWord(node=NODE, applied=None)
+
+
+@pytest.mark.parametrize(("theirs", "whom"), [(0, "agent"), (-1, "agent"), (3, "server"), (10**9, "server")])
+def test_another_protocol_is_refused_with_what_to_upgrade(theirs: int, whom: str) -> None:
+    text = refuse_protocol(theirs)
+    assert text is not None
+    assert f"protocol {theirs}" in text
+    assert text.endswith(f"upgrade the {whom}")
+
+
+@pytest.mark.parametrize("theirs", [1, 2])
+def test_the_present_protocol_and_the_one_before_are_spoken(theirs: int) -> None:
+    assert refuse_protocol(theirs) is None
+
+
+# -- what is wrong
+
+
+def change(message: wire.AgentMessage, **fields: Any) -> bytes:
+    return json.dumps({**json.loads(encode(message)), **fields}).encode()
+
+
+def test_fields_that_are_not_known_are_passed_over() -> None:
+    hello = FROM_AGENT[0]
+    assert decode_from_agent(change(hello, colour="green", deep={"a": [1, {"b": None}]}), PROTOCOL) == hello
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"", "truncated"),
+        (b"{", "truncated"),
+        (b"\xff\xfe", "malformed"),
+        (b"[]", "got `array`"),
+        (b"null", "got `null`"),
+        (b"{}", "type"),
+        (b'{"type":"welcome"}', "Invalid value 'welcome'"),
+        (b'{"type":"node"}', "node"),
+        (change(FROM_AGENT[0], protocol="2"), "$.protocol"),
+        (change(FROM_AGENT[0], dial=0), "$.dial"),
+        (change(FROM_AGENT[0], dial=10**30), "$.dial"),
+        (change(FROM_AGENT[0], run="a b"), "$.run"),
+        (change(FROM_AGENT[0], run="\n"), "$.run"),
+        (change(FROM_AGENT[0], node=""), "$.node"),
+        (change(FROM_AGENT[0], version="x" * 129), "$.version"),
+        (change(FROM_AGENT[2], applied=-1), "$.applied"),
+        (change(FROM_AGENT[1], running=[[1, 2]]), "$.running[0]"),
+        (encode(FROM_AGENT[2]).replace(b"64.0", b"1e999"), "out of range"),
+        (encode(FROM_AGENT[2]).replace(b"64.0", b"NaN"), "malformed"),
+        (encode(FROM_AGENT[2]).replace(b"64.0", b"-Infinity"), "malformed"),
+        (encode(FROM_AGENT[2]).replace(b"64.0", b'"64"'), "$.node.memory_gb"),
+        (encode(FROM_AGENT[2]).replace(b'"cores":8', b'"cores":9007199254740993'), "$.node.cores"),
+        (encode(FROM_AGENT[3]).replace(b'"ready"', b'"sleeping"'), "$.report.state"),
+        (encode(FROM_AGENT[3]).replace(b'"shd-tiny-1-0"', b'""'), "$.report.shard"),
+        (encode(FROM_AGENT[3]).replace(b'"shd-tiny-1-0"', b'"%s"' % (b"s" * 701)), "$.report.shard"),
+        (b"[" * 100_000, "message"),
+        (b'{"type":"resync","x":' + b"[" * 100_000, "message"),
+    ],
+)
+def test_what_is_wrong_is_named(data: bytes, words: str) -> None:
+    with pytest.raises(WireError) as caught:
+        decode_from_agent(data, PROTOCOL)
+    assert words in caught.value.message
+
+
+def test_an_agent_of_this_protocol_says_what_it_has_applied() -> None:
+    with pytest.raises(WireError, match="applied"):
+        decode_from_agent(RECORDED[2], PROTOCOL)
+
+
+def test_a_message_has_a_largest_size() -> None:
+    with pytest.raises(WireError, match="it may have"):
+        decode_from_server(b" " * (wire.MAX_MESSAGE_BYTES + 1))
+    text = "x" * wire.TEXT_CHARS
+    many = tuple(replace(SPEC, profile=replace(SPEC.profile, args=(text,))) for _ in range(17))
+    with pytest.raises(WireError, match=r"^Desired: \d+ bytes"):
+        encode(Desired(revision=1, shards=many))
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (NodeWord(node=replace(NODE, memory_gb=float("nan")), applied=1), r"^\$\.node\.memory_gb: nan"),
+        (NodeWord(node=replace(NODE, memory_gb=float("inf")), applied=1), r"^\$\.node\.memory_gb: inf"),
+        (NodeWord(node=replace(NODE, cores=2**53 + 1), applied=1), r"^\$\.node\.cores"),
+        (ShardWord(report=replace(a_report(SPEC), cause="\ud800")), "can't be written"),
+        (
+            ShardWord(report=replace(a_report(SPEC), lines=("a", "b" * (wire.TEXT_CHARS + 1)))),
+            r"^\$\.report\.lines\[1\]: \d+ characters",
+        ),
+        (
+            ShardWord(report=replace(a_report(SPEC), lines=("",) * (wire.LIST_ITEMS + 1))),
+            r"^\$\.report\.lines: 8193 entries",
+        ),
+    ],
+)
+def test_what_the_other_end_would_refuse_is_not_sent(message: wire.AgentMessage, words: str) -> None:
+    with pytest.raises(WireError, match=words):
+        encode(message)
+
+
+def test_the_words_of_an_error_are_safe_in_a_log() -> None:
+    with pytest.raises(WireError) as caught:
+        decode_from_agent(json.dumps({"type": "\x1b[2J\n" + "x" * 5000}).encode(), PROTOCOL)
+    assert caught.value.message.isprintable()
+    assert len(caught.value.message) < 500
+
+
+# -- garbage
+
+VALID = [encode(message) for message in (*FROM_AGENT, *FROM_SERVER)] + list(RECORDED)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def read_all(data: bytes) -> None:
+    for read in (decode_from_server, lambda data: decode_from_agent(data, 1), lambda data: decode_from_agent(data, 2)):
+        with contextlib.suppress(WireError):
+            read(data)
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    read_all(data)
+
+
+@pytest.mark.slow
+@given(st.sampled_from(VALID), st.data())
+def test_no_mutation_of_a_message_raises_anything_else(valid: bytes, data: st.DataObject) -> None:
+    begin = data.draw(st.integers(0, len(valid)))
+    end = data.draw(st.integers(begin, min(len(valid), begin + 40)))
+    read_all(valid[:begin] + data.draw(st.binary(max_size=40)) + valid[end:])
+
+
+@pytest.mark.slow
+@given(st.sampled_from(VALID), st.data())
+def test_no_other_value_in_a_field_raises_anything_else(valid: bytes, data: st.DataObject) -> None:
+    tree = json.loads(valid)
+    at = tree
+    while isinstance(at, (dict, list)) and at:
+        key = data.draw(st.sampled_from(sorted(at) if isinstance(at, dict) else range(len(at))))
+        if not isinstance(at[key], (dict, list)) or not at[key] or data.draw(st.booleans()):
+            at[key] = data.draw(JSON)
+            break
+        at = at[key]
+    read_all(json.dumps(tree).encode())
+
+
+# -- desired sets
+
+
+def a_desire(revision: int, *specs: ShardSpec) -> Desire:
+    return Desire(node=NodeId("gpu-1"), revision=revision, shards=specs)
+
+
+SETS = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 3)), max_size=6).map(
+    lambda pairs: tuple(a_spec(number, epoch=epoch) for number, epoch in pairs)
+)
+
+
+@pytest.mark.slow
+@given(SETS, SETS, st.integers(0, 5), st.integers(0, 5))
+def test_a_patch_makes_exactly_what_was_compared(
+    old: tuple[ShardSpec, ...], new: tuple[ShardSpec, ...], first: int, second: int
+) -> None:
+    before, after = a_desire(first, *old), a_desire(second, *new)
+    message = decode_from_server(encode(diff(before, after)))
+    assert isinstance(message, Desired | DesiredDelta)
+    assert patch(before, message, node=before.node) == after
+
+
+def test_the_first_set_is_sent_whole() -> None:
+    assert diff(None, a_desire(4, SPEC)) == Desired(revision=4, shards=(SPEC,))
+
+
+def test_only_what_differs_is_sent() -> None:
+    one, two, three = a_spec(1), a_spec(2), a_spec(3)
+    again = a_spec(2, epoch=2)
+    change = diff(a_desire(4, one, two), a_desire(7, again, three))
+    assert change == DesiredDelta(revision=7, base=4, put=(again, three), drop=(one.id,))
+
+
+def test_a_server_that_counts_from_anew_sends_the_whole() -> None:
+    assert isinstance(diff(a_desire(9, SPEC), a_desire(1, SPEC)), Desired)
+
+
+def test_the_whole_replaces_whatever_is_there() -> None:
+    whole = Desired(revision=1, shards=())
+    assert patch(a_desire(9, SPEC), whole, node=NodeId("gpu-1")) == a_desire(1)
+    assert patch(None, whole, node=NodeId("gpu-1")) == a_desire(1)
+
+
+@pytest.mark.parametrize("have", [None, a_desire(3, SPEC), a_desire(5, SPEC)])
+def test_a_change_of_another_set_does_not_fit(have: Desire | None) -> None:
+    assert patch(have, DesiredDelta(revision=6, base=4, put=(), drop=()), node=NodeId("gpu-1")) is None
+
+
+def test_a_change_that_drops_what_is_not_there_does_not_fit() -> None:
+    change = DesiredDelta(revision=6, base=4, put=(), drop=(ShardId("shd-other-1-0"),))
+    assert patch(a_desire(4, SPEC), change, node=NodeId("gpu-1")) is None
+
+
+def test_a_change_goes_forward_only() -> None:
+    assert patch(a_desire(4, SPEC), DesiredDelta(revision=4, base=4, put=(), drop=()), node=NodeId("gpu-1")) is None
