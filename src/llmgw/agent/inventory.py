@@ -9,7 +9,6 @@ import trio
 
 from llmgw.agent.held import Tools
 from llmgw.agent.programs import find_program
-from llmgw.core.events import NodeReported
 from llmgw.core.node import Disk, EngineFound, Node
 from llmgw.errors import EngineFailed
 from llmgw.host.cpu import Memory, count_cores, read_cpu_flags, read_memory, warn_of_cpu
@@ -50,7 +49,7 @@ async def _find_engines(tools: Tools) -> tuple[EngineFound, ...]:
     return tuple(found)
 
 
-async def serve_inventory(tools: Tools, report: Callable[[NodeReported], None]) -> None:
+async def serve_inventory(tools: Tools, report: Callable[[Node], None]) -> None:
     """Report for ever. A look that fails is logged and the next one is tried."""
     warning = warn_of_cpu(await trio.to_thread.run_sync(read_cpu_flags))
     if warning is not None:
@@ -62,4 +61,4 @@ async def serve_inventory(tools: Tools, report: Callable[[NodeReported], None]) 
         except Exception:
             log.exception("what this node has can't be told; trying again")
         else:
-            report(NodeReported(node=node))
+            report(node)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -12,12 +13,14 @@ import trio
 from llmgw.agent.adopt import adopt
 from llmgw.agent.held import Adopted, Tools
 from llmgw.agent.inventory import serve_inventory, survey
+from llmgw.agent.places import Places
 from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings
 from llmgw.agent.shards import run_shard
 from llmgw.agent.telling import first_report
 from llmgw.core.effects import Desire
 from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
+from llmgw.core.node import Node
 from llmgw.core.replica import ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.engines.registry import Engine
 from llmgw.errors import LinkLost
@@ -37,35 +40,42 @@ class Link(Protocol):
     async def report(self, event: Event) -> None:
         """Hand an event up."""
 
+    async def wait_lost(self) -> None:
+        """Until the link that the node is registered over is gone, if ever: then it is to register again."""
+
 
 async def serve_node(
     link: Link,
     *,
     engines: Mapping[str, Engine],
     settings: AgentSettings,
+    places: Places | None = None,
+    held: bool = False,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run what the server desires, for ever. Started once the engines that ran before are taken over.
 
+    ``places`` is told where they listen. What is desired is remembered in the state folder. ``held``: the caller holds
+    that folder's lock already (host/state.py).
+
     Being cancelled leaves the engines running: to stop them, desire nothing and wait for their ENDED. Raises UsageError
     when another program works with the same state folder, or that can't be used.
     """
-    with hold_state(settings.state):
+    with nullcontext() if held else hold_state(settings.state):
         state = StateFolder(settings.state)
         await trio.to_thread.run_sync(state.make)
         first, last = settings.engine_ports
-        tools = Tools(
-            engines=engines, settings=settings, programs=Programs(engines), ports=Ports(first, last), state=state
-        )
+        programs = Programs(marker_prefix=state.marker_prefix())
+        tools = Tools(engines=engines, settings=settings, programs=programs, ports=Ports(first, last), state=state)
         found = await adopt(tools)
         outbox = Outbox()
         async with trio.open_nursery() as nursery:
-            shards = Shards(tools, outbox, nursery)
+            shards = Shards(tools, outbox, nursery, places or Places())
             for adopted in found.running:
                 shards.begin(adopted.record.spec, adopted)
             nursery.start_soon(serve_inventory, tools, outbox.put_node)
             nursery.start_soon(_speak, link, tools, shards, outbox, found.ended)
-            nursery.start_soon(_listen, link, shards, outbox, settings.pace.link_retry)
+            nursery.start_soon(_listen, link, tools, shards, outbox)
             task_status.started()
             try:
                 await trio.sleep_forever()
@@ -85,12 +95,13 @@ class Life:
 class Shards:
     """What runs against what is desired: the only writer of both."""
 
-    __slots__ = ("_desired", "_ended", "_nursery", "_outbox", "_running", "_tools")
+    __slots__ = ("_desired", "_ended", "_nursery", "_outbox", "_places", "_running", "_tools")
 
-    def __init__(self, tools: Tools, outbox: Outbox, nursery: trio.Nursery) -> None:
+    def __init__(self, tools: Tools, outbox: Outbox, nursery: trio.Nursery, places: Places) -> None:
         self._tools = tools
         self._outbox = outbox
         self._nursery = nursery
+        self._places = places
         self._running: dict[ShardId, Life] = {}
         self._desired: dict[ShardId, ShardSpec] = {}
         # A shard that ended stays ended: a new try is a new epoch, and the server's to decide.
@@ -101,6 +112,7 @@ class Shards:
         self._desired = {spec.id: spec for spec in desire.shards}
         self._ended = {shard: epoch for shard, epoch in self._ended.items() if shard in self._desired}
         self._reconcile()
+        self._outbox.put_applied(desire.revision)
 
     def _reconcile(self) -> None:
         for shard, life in self._running.items():
@@ -116,6 +128,7 @@ class Shards:
         """Give a shard its life."""
         life = Life(spec=spec, last=first_report(spec) if adopted is None else adopted.report)
         self._running[spec.id] = life
+        self._places.note(life.last)
         self._nursery.start_soon(self._guard, life, adopted, name=f"shard {spec.id}")
 
     async def _guard(self, life: Life, adopted: Adopted | None) -> None:
@@ -123,6 +136,7 @@ class Shards:
 
         def report(said: ShardReport) -> None:
             life.last = said
+            self._places.note(said)
             self._outbox.put_report(ShardChanged(node=self._tools.settings.node_id, report=said))
 
         try:
@@ -159,10 +173,12 @@ class Outbox:
     """Events on their way up. A newer word on the same thing replaces the older one that has not left yet, so that it
     can't grow however long the link is gone."""
 
-    __slots__ = ("_events", "_wake", "registered")
+    __slots__ = ("_applied", "_events", "_node", "_wake", "registered")
 
     def __init__(self) -> None:
         self._events: dict[object, Event] = {}
+        self._node: Node | None = None
+        self._applied: int | None = None
         self._wake = trio.Event()
         self.registered = trio.Event()
 
@@ -170,9 +186,19 @@ class Outbox:
         """What is new of a shard."""
         self._put((changed.report.shard, changed.report.epoch), changed)
 
-    def put_node(self, reported: NodeReported) -> None:
+    def put_node(self, node: Node) -> None:
         """What is new of the node."""
-        self._put("node", reported)
+        self._node = node
+        self._put("node", NodeReported(node=node, applied=self._applied))
+
+    def put_applied(self, revision: int | None) -> None:
+        """The desired set of this revision is taken; None: whoever counted the revisions may have begun anew.
+
+        It is told behind all that came of the set before.
+        """
+        self._applied = revision
+        if self._node is not None and revision is not None:
+            self.put_node(self._node)
 
     def _put(self, key: object, event: Event) -> None:
         # To the end: a shard's next epoch is never told before the end of the one before.
@@ -204,18 +230,30 @@ async def _speak(
     while True:
         try:
             node = await survey(tools)
+            outbox.put_applied(None)
             await link.report(NodeRegistered(node=node, running=(*shards.list_running(), *ended)))
             ended = ()
             outbox.registered.set()
-            await outbox.send_all(link)
-        except LinkLost as lost:
-            log.warning("the server can't be told anything: %s", lost)
-        except Exception:
-            log.exception("the talk with the server failed; trying again")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(outbox.send_all, link)
+                await link.wait_lost()
+                nursery.cancel_scope.cancel()
+            continue
+        except* LinkLost as lost:
+            log.debug("the server can't be told anything: %s", _first(lost))
+        except* Exception as failed:
+            log.error("the talk with the server failed; trying again", exc_info=_first(failed))
         await trio.sleep(tools.settings.pace.link_retry)
 
 
-async def _listen(link: Link, shards: Shards, outbox: Outbox, retry_seconds: float) -> None:
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    error: BaseException = group
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+async def _listen(link: Link, tools: Tools, shards: Shards, outbox: Outbox) -> None:
     """Take each new desired set. Not before the server knows of what runs here: it would desire none of it."""
     await outbox.registered.wait()
     revision = -1
@@ -223,13 +261,22 @@ async def _listen(link: Link, shards: Shards, outbox: Outbox, retry_seconds: flo
         try:
             desire = await link.desired(revision)
         except LinkLost as lost:
-            log.warning("the server can't be heard: %s", lost)
+            log.debug("the server can't be heard: %s", lost)
             # A server that has begun anew counts its revisions anew.
             revision = -1
         except Exception:
             log.exception("the talk with the server failed; trying again")
         else:
             revision = desire.revision
+            await _remember(tools.state, desire)
             shards.desire(desire)
             continue
-        await trio.sleep(retry_seconds)
+        await trio.sleep(tools.settings.pace.link_retry)
+
+
+async def _remember(state: StateFolder, desire: Desire) -> None:
+    """For whoever stops this node's engines while no agent runs: that the server wants them."""
+    try:
+        await trio.to_thread.run_sync(state.write_desired, desire)
+    except OSError as error:
+        log.warning("what is to run here can't be kept in %s: %s", error.filename, error.strerror or error)

@@ -99,6 +99,11 @@ class Fleet:
         """What came of the last attempt to place a replica of this model; None when none is to the point."""
         return self._verdicts.get(name)
 
+    def silent_nodes(self, name: ModelName) -> tuple[NodeId, ...]:
+        """The lost nodes that replicas of this model are on."""
+        lost = self._roster.lost()
+        return tuple(sorted({life.replica.shard.node for life in self._roster.of(name) if life.alive} & lost))
+
     def idle(self) -> bool:
         """True when nothing runs or is about to run on any node."""
         return not self._roster.alive_ids()
@@ -333,7 +338,8 @@ class Fleet:
         self._roster.withdraw(life)
         self._count_health(life, now)
         tried = (replica.model, node)
-        failures = self._failures[tried] = fail(self._failures.get(tried), life.ready_seconds, now)
+        earlier = self._failures.get(tried)
+        failures = self._failures[tried] = replace(fail(earlier, life.ready_seconds, now), cause=cause)
         life.replica = replace(
             replica,
             state=ShardState.ENDED,
@@ -348,7 +354,9 @@ class Fleet:
         self._roster.put(life)
         wait = format_duration(failures.until - now)
         text = f"{replica.id} ended on {node}: {cause} (failure {failures.count} in a row; not tried there for {wait})"
-        self._announce(replica, text, lines=lines, warning=True)
+        # What fails in the same way for a week must not fill the log with the engine's same last words.
+        told = earlier is not None and failures.count > 1 and earlier.cause == cause
+        self._announce(replica, text, lines=() if told else lines, warning=True)
 
     def _demand(self, name: ModelName, now: float) -> None:
         # Only for models that there are: a client's invention must not grow memory.

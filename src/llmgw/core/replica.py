@@ -58,6 +58,9 @@ class ShardAddress:
     shard: ShardId
     epoch: int
 
+    def __str__(self) -> str:
+        return f"{self.shard} on {self.node}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:

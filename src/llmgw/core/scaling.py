@@ -15,10 +15,11 @@ HEALTHY_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failures:
-    """How often in a row a model failed on a node, and until when it is not tried there again."""
+    """How often in a row a model failed on a node, until when it is not tried there again, and why it last failed."""
 
     count: int
     until: float
+    cause: str = ""
 
 
 def wanted(model: Model, *, demand: bool) -> int:

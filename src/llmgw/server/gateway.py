@@ -10,16 +10,31 @@ from llmgw.core.events import Demand
 from llmgw.core.identity import ANYONE, Caller
 from llmgw.core.model import Model
 from llmgw.core.placement import Rejected
-from llmgw.core.replica import Endpoint, Replica, ReplicaId
+from llmgw.core.replica import Endpoint, Replica, ReplicaId, ShardAddress
 from llmgw.core.routing import choose
 from llmgw.counters import Counters
 from llmgw.dialects.refusal import Refusal
 from llmgw.door.exchange import Route
 from llmgw.door.request import Outcome, Request
+from llmgw.door.steps import Destination
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import RequestRules
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
+
+
+def locate_here(replica: Replica) -> Destination:
+    """An engine on this machine, which is dialled."""
+    endpoint = replica.endpoint
+    if endpoint is None:
+        raise RuntimeError(f"{replica.id} is ready and says not where")
+    return endpoint.host, endpoint.port
+
+
+def locate_by_trunk(replica: Replica) -> Destination:
+    """An engine behind its node's trunk. Whatever address its node says, it is never dialled from here."""
+    shard = replica.shard
+    return ShardAddress(node=shard.node, shard=shard.id, epoch=shard.epoch)
 
 
 class FleetGateway:
@@ -35,6 +50,7 @@ class FleetGateway:
         wait_seconds: float,
         created: int,
         pages: Callable[[], str | None],
+        locate: Callable[[Replica], Destination],
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
         self._scheduler = scheduler
@@ -44,6 +60,7 @@ class FleetGateway:
         self._wait_seconds = wait_seconds
         self._created = created
         self._pages = pages
+        self._locate = locate
         self._clock = clock
         self._in_flight: dict[ReplicaId, int] = {}
         self._routes: dict[ReplicaId, tuple[Endpoint, Route]] = {}
@@ -55,6 +72,10 @@ class FleetGateway:
         self._tokens = counters.counter(
             "llmgw_tokens_total", "Tokens that engines reported, by model and kind.", ("model", "kind")
         )
+
+    def set_wait(self, seconds: float) -> None:
+        """What a request waits for a model that is not ready, from here on."""
+        self._wait_seconds = seconds
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Caller | Refusal:
         return ANYONE
@@ -88,7 +109,7 @@ class FleetGateway:
         rules = engine.build_request(replica.shard.profile) if engine is not None else RequestRules()
         return Route(
             replica=replica.id,
-            address=(endpoint.host, endpoint.port),
+            address=self._locate(replica),
             served_name=endpoint.served_name,
             usage_in_streams=rules.usage_in_streams,
         )
@@ -126,6 +147,10 @@ class FleetGateway:
             message = f"The model {model.name} is configured and deliberately not running (scaling.max is 0)."
             return Refusal(status=503, code="model_not_running", message=message)
         seconds = self._retry_after(model)
+        silent = self._fleet.silent_nodes(model.name)
+        if silent:
+            message = f"The model {model.name} can't be reached now: nothing is heard of {', '.join(silent)}."
+            return Refusal(status=503, code="model_unreachable", message=message, retry_after=seconds)
         message = f"The model {model.name} is loading; try again in {seconds} s."
         verdict = self._fleet.verdict(model.name)
         if isinstance(verdict, Rejected):

@@ -14,7 +14,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import yaml
 
@@ -76,33 +76,27 @@ class EngineProcess:
 
 
 # Whoever runs the tests in the background, or by nohup, has these ignored, and that would be inherited.
-HEAR_SIGNALS = ("env", "--default-signal=INT,HUP")
+HEAR_SIGNALS = ("env", "--default-signal=INT,HUP,QUIT")
 
 
-class Llmgw:
-    """``llmgw`` with its folder, its log and what it left behind."""
+class Program:
+    """One process of ``llmgw`` with its folder and its log."""
 
-    def __init__(self, folder: Path, *words: str, port: int = 0, **node: Any) -> None:
-        """``words``: the command line; ``node``: keys of node.yaml."""
-        self.folder = folder
-        self.state = folder / "state"
-        self.port = port
+    def __init__(self, folder: Path, *words: str, before: tuple[str, ...] = ()) -> None:
+        """``words``: the command line; ``before``: what runs it."""
         folder.mkdir(parents=True, exist_ok=True)
-        config = folder / "node.yaml"
-        config.write_text(
-            yaml.safe_dump({"port": port, "state": str(self.state), "engine_ports": "27000-28999", **node})
-        )
-        self.words = [sys.executable, "-m", "llmgw", *words, "--config", str(config)]
+        self.folder = folder
+        self.words = [*before, *HEAR_SIGNALS, sys.executable, "-m", "llmgw", *words]
         self.process: subprocess.Popen[bytes] | None = None
         self.log_file = folder / "log"
         self.out_file = folder / "out"
 
-    def start(self) -> Llmgw:
+    def start(self) -> Self:
         environ = {key: value for key, value in os.environ.items() if not key.startswith("LLMGW_")}
         environ["PYTHONPATH"] = str(FAKES)
         with self.log_file.open("ab") as log, self.out_file.open("wb") as out:
             self.process = subprocess.Popen(
-                [*HEAR_SIGNALS, *self.words],
+                self.words,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=log,
@@ -116,18 +110,18 @@ class Llmgw:
         assert self.process is not None, "it was not started"
         return self.process
 
-    def wait_ready(self) -> Llmgw:
-        """The model is served."""
+    def wait_said(self, text: str, *, where: Callable[[], str] | None = None) -> Self:
+        """It has said so, in its log if nothing else is named; its log is told if it doesn't."""
+        read = where or (lambda: self.log)
 
         def look() -> bool:
-            assert self.running.poll() is None, f"it ended with {self.running.returncode}:\n{self.log}"
-            return "ready" in self.out
+            assert self.running.poll() is None, f"it ended with {self.running.returncode}"
+            return text in read()
 
         try:
-            wait_for(look, "llmgw", START_SECONDS)
+            wait_for(look, f"{text!r} of llmgw", START_SECONDS)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.log}") from None
-        self.port = int(self.out.split("127.0.0.1:")[1].split("/")[0])
         return self
 
     @property
@@ -137,6 +131,50 @@ class Llmgw:
     @property
     def log(self) -> str:
         return self.log_file.read_text()
+
+    def interrupt(self) -> None:
+        self.running.send_signal(signal.SIGINT)
+
+    def wait_ended(self) -> int:
+        return self.running.wait(90)
+
+    def stop(self) -> int:
+        """Ctrl-C, and its exit status."""
+        self.interrupt()
+        return self.wait_ended()
+
+    def kill(self) -> None:
+        """As kill -9 does."""
+        self.running.kill()
+        self.running.wait()
+
+    def descriptors(self) -> int:
+        return len(os.listdir(f"/proc/{self.running.pid}/fd"))
+
+    def clean(self) -> None:
+        """End whatever is left, by force."""
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+
+class Llmgw(Program):
+    """``llmgw serve`` and the like, with what it left behind."""
+
+    def __init__(self, folder: Path, *words: str, port: int = 0, **node: Any) -> None:
+        """``words``: the command line; ``node``: keys of node.yaml."""
+        self.state = folder / "state"
+        self.port = port
+        config = folder / "node.yaml"
+        super().__init__(folder, *words, "--config", str(config))
+        config.write_text(
+            yaml.safe_dump({"port": port, "state": str(self.state), "engine_ports": "27000-28999", **node})
+        )
+
+    def wait_ready(self) -> Llmgw:
+        """The model is served."""
+        self.wait_said("ready", where=lambda: self.out)
+        self.port = int(self.out.split("127.0.0.1:")[1].split("/")[0])
+        return self
 
     @property
     def address(self) -> tuple[str, int]:
@@ -181,9 +219,6 @@ class Llmgw:
 
     # -- its process
 
-    def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.running.pid}/fd"))
-
     def cpu_share(self, seconds: float = 1.0) -> float:
         """What part of one CPU it takes for a while; a loop that spins takes all that it gets."""
 
@@ -204,22 +239,9 @@ class Llmgw:
         for word in ("Traceback", "callback of", "failed too", " crashed "):
             assert word not in self.log, self.log[self.log.index(word) - 500 :][:5000]
 
-    def interrupt(self) -> None:
-        self.running.send_signal(signal.SIGINT)
-
-    def wait_ended(self) -> int:
-        return self.running.wait(90)
-
-    def stop(self) -> int:
-        """Ctrl-C, and its exit status."""
-        self.interrupt()
-        return self.wait_ended()
-
     def clean(self) -> None:
         """End whatever is left, by force."""
-        if self.process is not None and self.process.poll() is None:
-            self.process.kill()
-            self.process.wait()
+        super().clean()
         for engine in self.engines():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(engine.pid, signal.SIGKILL)

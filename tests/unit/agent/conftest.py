@@ -64,7 +64,11 @@ def tools(engines: Mapping[str, Engine], settings: AgentSettings) -> Tools:
     state = StateFolder(settings.state)
     state.make()
     return Tools(
-        engines=engines, settings=settings, programs=Programs(engines), ports=Ports(*settings.engine_ports), state=state
+        engines=engines,
+        settings=settings,
+        programs=Programs(marker_prefix=state.marker_prefix()),
+        ports=Ports(*settings.engine_ports),
+        state=state,
     )
 
 
@@ -122,6 +126,10 @@ class MemoryLink:
             raise LinkLost("the test cut the link")
         self.events.append(event)
         self._stir()
+
+    async def wait_lost(self) -> None:
+        while not self.lost:
+            await self._changed.wait()
 
     def reports(self, spec: ShardSpec) -> list[ShardReport]:
         said = [event.report for event in self.events if isinstance(event, ShardChanged)]

@@ -44,5 +44,5 @@ async def test_a_node_reports_again_and_again_and_past_a_failure(tools, nursery,
     nursery.start_soon(serve_inventory, replace(tools, engines=FailsOnce()), send.send_nowait)
     with trio.fail_after(60):
         for _ in range(2):
-            assert (await receive.receive()).node.id == "n1"
+            assert (await receive.receive()).id == "n1"
     assert "the test made it fail" in caplog.text

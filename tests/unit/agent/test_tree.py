@@ -235,6 +235,9 @@ async def test_a_link_with_a_fault_of_its_own_is_tried_again(link, engines, sett
             self.fail_once("desired")
             return await link.desired(after)
 
+        async def wait_lost(self):
+            await link.wait_lost()
+
         def fail_once(self, what):
             if what not in self.failed:
                 self.failed |= {what}
@@ -272,6 +275,8 @@ class Link:
         report = getattr(event, "report", None)
         if report is not None:
             print(report.state, report.pid, flush=True)
+    async def wait_lost(self):
+        await trio.sleep_forever()
 
 settings = AgentSettings(node_id=spec.node, state=Path(sys.argv[2]), engine_ports=tuple(map(int, sys.argv[3:5])))
 trio.run(lambda: serve_node(Link(), engines=load_engines(), settings=settings))

@@ -239,6 +239,18 @@ def test_a_failed_replica_tells_its_cause_and_is_tried_again_with_the_next_epoch
     assert the_replica(fleet).state is ShardState.PLACED
 
 
+def test_the_last_words_of_a_failure_are_told_when_its_cause_is_new() -> None:
+    fleet, effects = a_fleet(a_model())
+    now, told = 10.0, []
+    for cause in ("a", "a", "b", "b", "a"):
+        shard = the_shard(effects)
+        effects = fleet.handle(a_word(shard, ShardState.ENDED, cause=cause, lines=("words",)), now)
+        told.append(announced(effects)[-1].lines)
+        now = wakes(effects)[-1]
+        effects = fleet.handle(Wakeup(), now)
+    assert told == [("words",), (), ("words",), (), ("words",)]
+
+
 def test_a_wakeup_that_comes_early_asks_again() -> None:
     fleet, effects = a_fleet(a_model())
     fleet.handle(a_word(the_shard(effects), ShardState.ENDED), 10.0)
@@ -475,11 +487,13 @@ def test_no_request_goes_to_a_lost_node_until_it_is_back() -> None:
         "rep-m-1 can't be reached: n1 is silent; no request goes there until it is back"
     )
     assert fleet.ready(M) == ()
+    assert fleet.silent_nodes(M) == (N1,)
     assert fleet.statistics().nodes[0].lost
     assert fleet.handle(NodeLost(node=N1), 21.0) == []
     assert desires(effects) == []
     fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 30.0)
     assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1"]
+    assert fleet.silent_nodes(M) == ()
     assert not fleet.statistics().nodes[0].lost
 
 

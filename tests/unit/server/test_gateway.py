@@ -9,16 +9,17 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.core.events import CatalogChanged, NodeRegistered, ShardChanged, Wakeup
+from llmgw.core.events import CatalogChanged, NodeLost, NodeRegistered, ShardChanged, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.identity import ANYONE
-from llmgw.core.replica import ShardState
+from llmgw.core.node import NodeId
+from llmgw.core.replica import ShardAddress, ShardState
 from llmgw.counters import Counters
 from llmgw.dialects.openai import Usage
 from llmgw.door.http1 import RequestHead
 from llmgw.door.request import Outcome, Request
 from llmgw.engines.types import RequestRules
-from llmgw.server.gateway import FleetGateway
+from llmgw.server.gateway import FleetGateway, locate_by_trunk, locate_here
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
 
@@ -26,7 +27,9 @@ from llmgw.server.scheduler import Scheduler
 class Setting:
     """A gateway over a real fleet that the test moves by hand."""
 
-    def __init__(self, *, wait_seconds: float = 20.0, rules: RequestRules | None = None) -> None:
+    def __init__(
+        self, *, wait_seconds: float = 20.0, rules: RequestRules | None = None, locate: Any = locate_here
+    ) -> None:
         self.fleet = Fleet()
         self.scheduler = Scheduler(self.fleet, clock=lambda: self.now)
         self.counters = Counters()
@@ -42,6 +45,7 @@ class Setting:
             wait_seconds=wait_seconds,
             created=17,
             pages=lambda: "/pages",
+            locate=locate,
             clock=lambda: self.now,
         )
 
@@ -105,6 +109,17 @@ def test_a_model_that_is_not_to_run_is_not_listed(setting: Setting, a_model: Any
     setting.handle(CatalogChanged(models=(a_model(most=0, least=0),)))
     assert setting.gateway.models() == []
     assert setting.gateway.resolve("tiny") is not None
+
+
+def test_an_engine_behind_a_trunk_is_named_and_never_dialled(a_model: Any, node: Any, a_report: Any) -> None:
+    setting = Setting(locate=locate_by_trunk)
+    model = a_model()
+    setting.place(model, node)
+    (spec,) = setting.shards(model)
+    setting.report(node, a_report(spec, ShardState.READY))
+    route = setting.gateway.choose(model, frozenset())
+    assert route is not None
+    assert route.address == ShardAddress(node=node.id, shard=spec.id, epoch=spec.epoch)
 
 
 def test_a_ready_replica_is_chosen_with_what_its_engine_understands(a_model: Any, node: Any, a_report: Any) -> None:
@@ -171,6 +186,14 @@ def test_a_model_without_a_place_says_why(setting: Setting, a_model: Any, node: 
     nowhere = Setting()
     nowhere.handle(CatalogChanged(models=(model,)), Wakeup())
     assert "there is no node" in nowhere.gateway.absent(model).message
+
+
+def test_a_model_on_a_silent_node_says_so(ready: Setting, a_model: Any) -> None:
+    ready.handle(NodeLost(node=NodeId("n1")))
+    refusal = ready.gateway.absent(a_model())
+    assert (refusal.status, refusal.code) == (503, "model_unreachable")
+    assert "n1" in refusal.message
+    assert refusal.retry_after
 
 
 async def test_who_waits_is_told_when_it_is_ready(

@@ -1,0 +1,66 @@
+"""``llmgw agent``: opens what it needs, plants the tree, and ends without touching the engines.
+
+root
+├─ watch_signals           SIGINT, SIGTERM, SIGQUIT, SIGHUP of a terminal: end; engines go on
+├─ reactor                 the trunks' bytes
+├─ dialer                  the control link and the trunks
+└─ node                    shards, inventory, the talk with the server
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import trio
+
+from llmgw import __version__
+from llmgw.agent.places import Places
+from llmgw.agent.settings import AgentSettings
+from llmgw.agent.tree import serve_node
+from llmgw.config.agent import AgentConfig
+from llmgw.core.node import NodeId
+from llmgw.engines.registry import load_engines
+from llmgw.errors import only_ours
+from llmgw.host.limits import raise_file_limit
+from llmgw.host.signals import stop_signals
+from llmgw.link.dialer import Dialer
+from llmgw.reactor.loop import Reactor
+
+log = logging.getLogger(__name__)
+
+
+def run(config: AgentConfig) -> None:
+    """Run this node's engines until SIGINT or SIGTERM. UsageError when the state folder or the certificates can't be
+    used."""
+    try:
+        trio.run(_main, config)
+    except BaseExceptionGroup as group:
+        raise only_ours(group) from None
+
+
+async def _main(config: AgentConfig) -> None:
+    raise_file_limit()
+    reactor, places = Reactor(), Places()
+    dialer = Dialer(config, reactor=reactor, find_port=places.find, version=__version__)
+    settings = AgentSettings(
+        node_id=NodeId(config.node),
+        state=config.state,
+        engine_ports=config.engine_ports,
+        binaries={name: each.bin for name, each in config.engines.items() if each.bin is not None},
+    )
+    async with trio.open_nursery() as root:
+        root.start_soon(_watch_signals, root.cancel_scope)
+        await root.start(reactor.serve)
+        node = functools.partial(serve_node, dialer, engines=load_engines(), settings=settings, places=places)
+        await root.start(node)
+        await root.start(dialer.serve)
+        server = config.server
+        log.warning("node %s is up; its server is https://%s:%d", config.node, server.host, server.port)
+
+
+async def _watch_signals(scope: trio.CancelScope) -> None:
+    with trio.open_signal_receiver(*stop_signals()) as signals:
+        async for _ in signals:
+            scope.cancel()
+            return

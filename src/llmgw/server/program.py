@@ -1,0 +1,179 @@
+"""``llmgw server``: opens what it needs, plants the tree, and ends it in good order.
+
+root
+├─ watch_signals           SIGINT, SIGTERM, SIGQUIT: drain, then end; again: end now; SIGHUP: read server.yaml again
+└─ server half             scheduler, door, pages, agents' port, operators' port
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import trio
+
+from llmgw.admin.manage import create_app
+from llmgw.config.changes import changed, take_changes
+from llmgw.config.load_server import LoadedServer, load_server
+from llmgw.config.server import Listen, ServerConfig
+from llmgw.core.events import NodesExpected
+from llmgw.door.listener import bind
+from llmgw.engines.registry import Engine, load_engines
+from llmgw.errors import LlmgwError, only_ours
+from llmgw.host.limits import raise_file_limit
+from llmgw.host.output import write_err
+from llmgw.host.signals import stop_signals_of_a_server
+from llmgw.link.tls import Credentials, server_context
+from llmgw.server.agents import FleetAgents
+from llmgw.server.manage import Manage, Reread
+from llmgw.server.tree import Cluster, ServerHalf, serve_server
+from llmgw.store import open_store
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sockets:
+    """What listens, from before anything else is begun: a port that is taken is to be told at once."""
+
+    clients: socket.socket
+    operators: socket.socket
+    agents: socket.socket
+
+
+def run(loaded: LoadedServer, path: Path) -> None:
+    """Serve until SIGINT or SIGTERM; ``path`` is read again at SIGHUP. UsageError when a port is taken, LlmgwError when
+    the store or the certificates can't be used."""
+    with _listen(loaded.config) as sockets:
+        try:
+            trio.run(_main, loaded, path, sockets)
+        except BaseExceptionGroup as group:
+            raise only_ours(group) from None
+
+
+@contextmanager
+def _listen(config: ServerConfig) -> Iterator[Sockets]:
+    opened: list[socket.socket] = []
+
+    def open_at(listen: Listen, key: str) -> socket.socket:
+        sock = bind(listen.host, listen.port, ways=f"choose another ({key}), or end what listens there")
+        opened.append(sock)
+        return sock
+
+    try:
+        yield Sockets(
+            clients=open_at(config.listen, "listen"),
+            operators=open_at(config.admin_listen, "admin_listen"),
+            agents=open_at(config.agent_listen, "agent_listen"),
+        )
+    finally:
+        for sock in opened:
+            sock.close()
+
+
+async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
+    raise_file_limit()
+    config, engines = loaded.config, load_engines()
+    credentials = Credentials(config.agent_tls, server_context)
+    async with open_store(config.auth.store) as store:
+        half = ServerHalf(
+            config=config,
+            engines=engines,
+            listening=sockets.clients,
+            created=int(time.time()),
+            write_log=write_err,
+        )
+        reread = Rereading(half=half, path=path, engines=engines, config=config)
+        manage = Manage(
+            half.scheduler,
+            engines=engines,
+            store=store.models,
+            declared=loaded.definitions,
+            links=half.links,
+            reread=reread.read,
+        )
+        half.cluster = Cluster(
+            agents=FleetAgents(scheduler=half.scheduler, nodes=store.nodes),
+            agents_at=sockets.agents,
+            credentials=credentials,
+            revoked=config.agent_tls.revoked_file,
+            lease_seconds=config.fleet.lease,
+            operator=create_app(manage, listen_host=config.admin_listen.host),
+            operator_at=sockets.operators,
+        )
+        known = frozenset(await store.nodes.list())
+        # What these run is theirs to say, before anything is started in its place.
+        until = trio.current_time() + config.fleet.lease
+        await half.scheduler.post(NodesExpected(nodes=known, until=until))
+        await manage.load()
+        async with trio.open_nursery() as root:
+            stopping = trio.Event()
+            root.start_soon(_watch_signals, stopping, half)
+            root.start_soon(_watch_reload, manage)
+            await root.start(serve_server, half)
+            log.warning("serving clients at %s; %s", half.base_url, _describe(config, len(known)))
+            await stopping.wait()
+            await half.drain(half.config.timeouts.drain)
+            root.cancel_scope.cancel()
+
+
+def _describe(config: ServerConfig, known: int) -> str:
+    agents, operators = config.agent_listen, config.admin_listen
+    nodes = f", {known} known" if known else ""
+    return f"agents dial {agents.host}:{agents.port}{nodes}; llmgw ctl asks {operators.host}:{operators.port}"
+
+
+async def _watch_signals(stopping: trio.Event, half: ServerHalf) -> None:
+    with trio.open_signal_receiver(*stop_signals_of_a_server()) as signals:
+        async for _ in signals:
+            if stopping.is_set():
+                half.hurry()
+            stopping.set()
+
+
+async def _watch_reload(manage: Manage) -> None:
+    with trio.open_signal_receiver(signal.SIGHUP) as signals:
+        async for _ in signals:
+            try:
+                done = await manage.reload()
+            except LlmgwError as error:
+                log.error("server.yaml was read again and is not taken; all stays as it was:\n%s", error.message)
+            except Exception:
+                log.exception("server.yaml could not be read again; all stays as it was")
+            else:
+                log.warning("%s was read again; changed: %s", done.file, ", ".join(done.changed) or "nothing")
+                if done.needs_restart:
+                    log.warning("in effect only after a restart: %s", ", ".join(done.needs_restart))
+
+
+@dataclass(slots=True, kw_only=True)
+class Rereading:
+    """Reads server.yaml again, and knows what of it is in effect."""
+
+    half: ServerHalf
+    path: Path
+    engines: dict[str, Engine]
+    config: ServerConfig
+
+    async def read(self) -> Reread:
+        """What it says now. ConfigError when that can't be used."""
+        found = await trio.to_thread.run_sync(lambda: load_server(self.path, engines=self.engines))
+        applied, needs_restart = changed(self.config, found.config)
+
+        def apply() -> None:
+            self.config = take_changes(self.config, found.config)
+            self.half.reconfigure(self.config, lease_seconds=self.config.fleet.lease)
+
+        return Reread(
+            file=str(self.path),
+            declared=found.definitions,
+            changed=applied,
+            needs_restart=needs_restart,
+            apply=apply,
+        )

@@ -1,0 +1,448 @@
+"""A server and the agents of two nodes, as processes with mutual TLS: what they do together, and when one is gone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+import yaml
+from lab.cluster import Agent, Authority, Cable, OtherHost, Server
+from lab.running import wait_for, write_model
+from lab.wire import CHAT, Wire, chat, error_code, post
+
+pytestmark = pytest.mark.slow
+ENDLESS = {"tokens": 100_000, "interval_ms": 20}
+LONG = {"stream": True, "max_tokens": 1900, "temperature": 1.5, "ignore_eos": True}
+
+
+class Lab:
+    """What one test has made, ended in the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(folder)
+        self._ends = contextlib.ExitStack()
+
+    def server(self, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), **config: Any) -> Server:
+        tls = self.authority.server(*hosts)
+        server = Server(self.folder / "srv", tls, **config)
+        self._ends.callback(server.clean)
+        return server.start()
+
+    def agent(self, node: str, server: Server, *, port: int | None = None, **config: Any) -> Agent:
+        tls = config.pop("tls", None) or self.authority.node(node)
+        agent = Agent(self.folder / f"agent-{node}", node, tls, f"{server.host}:{port or server.agent_port}", **config)
+        self._ends.callback(agent.clean)
+        return agent.start()
+
+    def cable(self, server: Server) -> Cable:
+        cable = Cable(("127.0.0.1", server.agent_port))
+        self._ends.callback(cable.close)
+        return cable
+
+    def other_host(self) -> OtherHost:
+        host = OtherHost()
+        self._ends.callback(host.close)
+        return host
+
+    def close(self) -> None:
+        self._ends.close()
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    yield lab
+    lab.close()
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Callable[..., Path]:
+    """A definition of the fake engine whose replicas don't fit on one node together."""
+
+    def model(count: int = 1, folder: str = "model", **fields: Any) -> Path:
+        half_gb = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9 * 0.6)
+        path = write_model(tmp_path / folder, scaling={"min": count, "max": count}, **fields)
+        text = path.read_text().replace("engine: fake", f"engine: fake\n  min_memory_gb: {half_gb}")
+        path.write_text(text)
+        return path
+
+    return model
+
+
+def nodes(server: Server) -> dict[str, str]:
+    return {node["node"]: node["state"] for node in server.look("nodes")["nodes"]}
+
+
+def wait_nodes(server: Server, *names: str, state: str = "ready") -> None:
+    wait_for(lambda: {name for name, each in nodes(server).items() if each == state} >= set(names), f"{names} {state}")
+
+
+def begin_stream(server: Server, tag: str = "") -> Wire:
+    """A stream that goes on until somebody ends it."""
+    wire = Wire(server.address)
+    wire.send(post(CHAT, chat(ENDLESS, user=tag, **LONG)))
+    wire.read_until(b"data: ")
+    wire.read_until(b"\n\n")
+    return wire
+
+
+def begin_on_each(server: Server, *agents: Agent) -> list[Wire]:
+    """A stream on each node, in the order of the agents: held open together, they go to different ones."""
+    wires = {tag: begin_stream(server, tag) for tag in map(str, range(len(agents)))}
+    return [next(wire for tag, wire in wires.items() if agent.engine.find(tag)) for agent in agents]
+
+
+def read_end(wire: Wire) -> str:
+    """The code of the error that a stream ended with."""
+    events = wire.read_to_end()
+    assert b"[DONE]" not in events
+    last = [line for line in events.split(b"\n") if line.startswith(b"data: ")][-1]
+    return error_code(json.loads(last[6:]))
+
+
+def check_going(wire: Wire) -> None:
+    """More of it comes, though all that is here now is taken."""
+    wire.sock.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while wire.more():
+            pass
+    wire.sock.settimeout(60)
+    wire.buffer = b""
+    wire.read_until(b"data: ")
+
+
+@pytest.fixture
+def pair(lab: Lab, model: Callable[..., Path]) -> tuple[Server, Agent, Agent]:
+    """A server and two nodes, each with one of two replicas."""
+    server = lab.server()
+    one, two = lab.agent("n1", server), lab.agent("n2", server)
+    wait_nodes(server, "n1", "n2")
+    server.add(model(2))
+    assert {replica["node"] for replica in server.wait_ready(2)} == {"n1", "n2"}
+    return server, one, two
+
+
+def test_requests_are_answered_by_the_engine_on_each_node(pair: tuple[Server, Agent, Agent]) -> None:
+    server, *agents = pair
+    for wire in begin_on_each(server, *agents):
+        with wire:
+            check_going(wire)
+    assert server.chat().json["choices"][0]["message"]["content"]
+    table = server.ctl("models").stdout.split("\n")
+    assert table[0].split() == ["MODEL", "SERVING", "REPLICAS", "STATUS", "ALIASES"]
+    assert table[1].split() == ["m", "yes", "2/2", "ready", "other/name"]
+    assert server.ctl("model", "rm", "m").returncode == 0
+    wait_for(lambda: not any(agent.engines() for agent in agents), "the engines' end")
+    assert server.chat().status == 404
+    assert server.stop() == 0
+    assert [agent.stop() for agent in agents] == [0, 0]
+    server.check_log()
+
+
+def test_a_client_that_leaves_is_felt_by_the_engine_behind_the_trunk(pair: tuple[Server, Agent, Agent]) -> None:
+    server, *agents = pair
+    with begin_stream(server, "left"):
+        (agent,) = (agent for agent in agents if agent.engine.find("left"))
+    assert agent.engine.wait_ended("left")["state"] != "done"
+
+
+def test_an_agent_that_is_killed_takes_its_streams_with_it_and_leaves_its_engine(
+    pair: tuple[Server, Agent, Agent],
+) -> None:
+    server, first, second = pair
+    pids = [agent.engine.pid for agent in (first, second)]
+    broken, going = begin_on_each(server, first, second)
+    with broken, going:
+        first.kill()
+        assert read_end(broken) == "stream_broken"
+        check_going(going)
+        # the node counts as there for a while; whoever asks meanwhile is served by the other one
+        assert [server.chat().status for _ in range(4)] == [200] * 4
+        first.start()
+        wait_for(lambda: first.log.count("connected to the server") == 2, "the agent's return")
+        check_going(going)
+    wait_for(lambda: len(server.replicas()) == 2, "both replicas")
+    assert [agent.engine.pid for agent in (first, second)] == pids
+    for wire in begin_on_each(server, first, second):
+        wire.sock.close()
+    server.check_health()
+
+
+def test_a_server_that_is_killed_leaves_everything_running_and_the_next_one_finds_it(
+    pair: tuple[Server, Agent, Agent],
+) -> None:
+    server, *agents = pair
+    pids = [agent.engine.pid for agent in agents]
+    with begin_stream(server):
+        server.kill()
+    server.start()
+    wait_nodes(server, "n1", "n2")
+    wait_for(lambda: len(server.replicas()) == 2, "both replicas")
+    assert server.chat().status == 200
+    assert [agent.engine.pid for agent in agents] == pids
+    # nothing was started beside them while only one node had come back
+    assert len(server.look("replicas")["replicas"]) == 2
+    server.check_health()
+
+
+def test_an_engine_that_is_killed_ends_its_streams_and_comes_back(pair: tuple[Server, Agent, Agent]) -> None:
+    server, first, second = pair
+    broken, going = begin_on_each(server, first, second)
+    before = first.engine.pid
+    with broken, going:
+        os.kill(before, signal.SIGKILL)
+        assert read_end(broken) == "stream_broken"
+        check_going(going)
+    wait_for(lambda: len(server.replicas()) == 2 and first.engines(), "the next try")
+    assert first.engine.pid != before
+    server.check_health()
+
+
+def test_a_cut_cable_is_noticed_and_mended_without_a_loss(lab: Lab, model: Callable[..., Path]) -> None:
+    server = lab.server(fleet={"lease": "10s"})
+    cable = lab.cable(server)
+    far, near = lab.agent("n1", server, port=cable.port), lab.agent("n2", server)
+    wait_nodes(server, "n1", "n2")
+    server.add(model(2))
+    server.wait_ready(2)
+    pid = far.engine.pid
+    broken, going = begin_on_each(server, far, near)
+    with broken, going:
+        cable.cut()
+        assert read_end(broken) == "stream_broken"
+        wait_nodes(server, "n1", state="lost")
+        assert [server.chat().status for _ in range(4)] == [200] * 4
+        check_going(going)
+        cable.mend()
+        wait_nodes(server, "n1", "n2")
+        check_going(going)
+    wait_for(lambda: len(server.replicas()) == 2, "both replicas")
+    assert far.engine.pid == pid
+    server.check_health()
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip (Debian: iproute2)")
+def test_a_host_whose_network_is_cut_is_found_out_and_comes_back(lab: Lab, model: Callable[..., Path]) -> None:
+    host = lab.other_host()
+    server = lab.server(hosts=(host.here,), host=host.here)
+    agent = lab.agent("n1", server, before=host.before)
+    server.add(model())
+    server.wait_ready()
+    pid = agent.engine.pid
+    with begin_stream(server) as broken:
+        host.pull()
+        began = time.monotonic()
+        assert read_end(broken) == "stream_broken"
+        # found out by silence alone; the rest is for a machine that is busy with other things
+        assert time.monotonic() - began < 60
+    wait_nodes(server, "n1", state="lost")
+    refused = server.chat()
+    assert (refused.status, refused.code) == (503, "model_unreachable")
+    host.plug()
+    wait_nodes(server, "n1")
+    wait_for(server.replicas, "the replica")
+    assert agent.engine.pid == pid
+    assert server.chat().status == 200
+    server.check_health()
+
+
+def test_a_reader_that_does_not_read_holds_up_nobody_on_its_trunk(lab: Lab, model: Callable[..., Path]) -> None:
+    server = lab.server()
+    lab.agent("n1", server, trunks=1)
+    server.add(model())
+    server.wait_ready()
+    flood = {"flood": -1}
+    with Wire(server.address, receive_bytes=4096) as deaf, Wire(server.address) as quick:
+        for wire in (deaf, quick):
+            wire.send(post(CHAT, chat(flood, stream=True)))
+        # far more than all the buffers on the way hold
+        for _ in range(64):
+            quick.read(1_000_000)
+        assert server.chat().status == 200
+        deaf.read(1_000_000)
+    server.check_health()
+
+
+def test_the_words_for_each_refused_certificate(lab: Lab) -> None:
+    server = lab.server()
+    stranger = Authority(lab.folder / "stranger")
+    own = lab.authority.node("n1")
+    cases = {
+        "other": ({**lab.authority.node("other"), "node": "n3"}, "other", "n3"),
+        "foreign": (stranger.node("n4"), "authority", ""),
+        "mixed": ({**stranger.node("n5"), "ca": own["ca"]}, "issue", ""),
+    }
+    for folder, (tls, word, _) in cases.items():
+        node = tls.pop("node", folder)
+        agent = lab.agent(node if node == "n3" else tls["cert"].split("/")[-2], server, tls=tls)
+        wait_for(lambda agent=agent: "WARNING" in agent.log.partition("is up")[2], "a word about it")
+        said = agent.log.partition("is up")[2]
+        assert word in said, said
+        assert "Traceback" not in said
+    assert nodes(server) == {}
+    server.check_health()
+
+
+def test_a_revoked_node_is_cut_at_once_and_kept_out(pair: tuple[Server, Agent, Agent], lab: Lab) -> None:
+    server, first, second = pair
+    broken, going = begin_on_each(server, first, second)
+    with broken, going:
+        # the list that the server watches lies beside its own copy of the authority
+        (lab.folder / "server" / "revoked.txt").write_text("n1\n")
+        assert read_end(broken) == "stream_broken"
+        wait_for(lambda: "revoked" in first.log, "its word for it")
+        check_going(going)
+    assert "revoked" in server.log
+    assert server.chat().status == 200
+    server.check_health()
+
+
+def test_a_second_agent_of_a_node_is_refused_while_the_first_one_lives(
+    pair: tuple[Server, Agent, Agent], lab: Lab
+) -> None:
+    server, first, _ = pair
+    twin = Agent(lab.folder / "twin", "n1", first.config["tls"], f"127.0.0.1:{server.agent_port}")
+    try:
+        twin.start()
+        wait_for(lambda: "already connected from 127.0.0.1" in twin.log, "the refusal")
+    finally:
+        twin.clean()
+    assert nodes(server)["n1"] == "ready"
+    assert first.running.poll() is None
+
+
+def test_certificates_are_renewed_under_load_without_a_failed_request(
+    pair: tuple[Server, Agent, Agent], lab: Lab
+) -> None:
+    server, _, second = pair
+    statuses: list[int] = []
+    over = threading.Event()
+
+    def ask() -> None:
+        while not over.is_set():
+            statuses.append(server.chat().status)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        lab.authority.server("127.0.0.1", "localhost", force=True)
+        lab.authority.node("n2", force=True)
+        # the next link is made with the new ones; the open ones go on
+        second.kill()
+        second.start()
+        wait_for(lambda: second.log.count("connected to the server") == 2, "a link by the new certificate")
+        done = len(statuses)
+        wait_for(lambda: len(statuses) > done + 20, "more requests")
+    finally:
+        over.set()
+        asking.join()
+    # the killed agent's own streams aside, which are whole replies of no time at all
+    assert set(statuses) <= {200, 502}
+    assert statuses.count(502) <= 1
+    server.check_health()
+
+
+def test_a_node_is_cleared_by_stop_all(pair: tuple[Server, Agent, Agent]) -> None:
+    server, first, second = pair
+    first.kill()
+    refused = first.stop_all()
+    assert refused.returncode == 2
+    assert "shd-m-" in refused.stderr
+    assert "--force" in refused.stderr
+    assert first.engines()
+    done = first.stop_all("--force")
+    assert done.returncode == 0, done.stderr
+    assert first.engines() == []
+    assert second.engines()
+    assert server.ctl("model", "rm", "m").returncode == 0
+    wait_for(lambda: not second.engines(), "the engine's end")
+    second.stop()
+    nothing = second.stop_all()
+    assert nothing.returncode == 0
+
+
+def test_a_server_that_stops_lets_streams_end_and_a_second_signal_ends_them(pair: tuple[Server, Agent, Agent]) -> None:
+    server, *agents = pair
+    with Wire(server.address) as short, begin_stream(server) as long:
+        short.send(post(CHAT, chat({"tokens": 20, "interval_ms": 50}, stream=True)))
+        short.read_until(b"data: ")
+        server.interrupt()
+        server.wait_said("running requests (2)")
+        assert b"[DONE]" in short.read_to_end()
+        server.interrupt()
+        assert read_end(long) == "stopping"
+        assert server.wait_ended() == 0
+    assert all(agent.engines() for agent in agents)
+    assert "the server is stopping" in agents[0].log
+
+
+def test_server_yaml_is_read_again(lab: Lab, model: Callable[..., Path]) -> None:
+    server = lab.server()
+    lab.agent("n1", server)
+    wait_nodes(server, "n1")
+    server.write(models=[yaml.safe_load(model().read_text())])
+    server.running.send_signal(signal.SIGHUP)
+    server.wait_ready()
+    server.path.write_text(server.path.read_text() + "\nlisten: nowhere\n")
+    done = server.ctl("reload")
+    assert done.returncode != 0
+    assert "server.yaml" in done.stderr
+    assert server.chat().status == 200
+    refused = server.ctl("model", "rm", "m")
+    assert refused.returncode == 1
+    assert "server.yaml" in refused.stderr
+    server.write(models=[], agent_listen="127.0.0.1:1")
+    done = server.ctl("reload")
+    assert done.returncode == 0, done.stderr
+    assert "agent_listen" in done.stdout
+    wait_for(lambda: server.chat().status == 404, "the end of the declared model")
+    server.check_health()
+
+
+def test_stored_models_outlive_the_server(pair: tuple[Server, Agent, Agent]) -> None:
+    server, *_ = pair
+    assert server.stop() == 0
+    server.start()
+    wait_for(lambda: len(server.replicas()) == 2, "both replicas")
+    shown = server.ctl("model", "show", "m")
+    assert "weights.fake" in shown.stdout
+    server.check_health()
+
+
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime (Debian: apt-get install faketime)")
+@pytest.mark.parametrize("skew", ["-1h", "+1h"])
+def test_a_clock_that_is_an_hour_off_does_no_harm(lab: Lab, model: Callable[..., Path], skew: str) -> None:
+    server = lab.server()
+    agent = lab.agent("n1", server, before=("env", "FAKETIME_DONT_FAKE_MONOTONIC=1", "faketime", "-f", skew))
+    server.add(model())
+    server.wait_ready()
+    assert server.chat().status == 200
+    with begin_stream(server) as wire:
+        check_going(wire)
+    assert agent.running.poll() is None
+    server.check_health()
+
+
+@pytest.mark.e2e
+def test_the_real_llama_cpp_answers_over_a_trunk(lab: Lab, tmp_path: Path, weights: Path) -> None:
+    server = lab.server()
+    lab.agent("n1", server)
+    server.add(write_model(tmp_path / "model", engine="llamacpp", source=weights, scaling={"min": 1, "max": 1}))
+    server.wait_ready()
+    client = openai.OpenAI(base_url=server.base_url, api_key="none")
+    asked: Any = {"model": "m", "max_tokens": 8, "messages": [{"role": "user", "content": "Say hello."}]}
+    whole = client.chat.completions.create(**asked)
+    assert whole.choices[0].message.content
+    events = list(client.chat.completions.create(stream=True, **asked))
+    assert "".join(event.choices[0].delta.content or "" for event in events if event.choices)

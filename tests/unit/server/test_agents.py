@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+import trio
+
+from llmgw.core.events import NodeLost, NodeRegistered
+from llmgw.core.fleet import Fleet
+from llmgw.core.node import Node, NodeId
+from llmgw.errors import LlmgwError
+from llmgw.server.agents import FleetAgents
+from llmgw.server.scheduler import Scheduler
+
+N1 = NodeId("n1")
+NODE = Node(id=N1, cores=4, cpu_flags=frozenset(), memory_gb=16.0, memory_available_gb=8.0)
+
+
+class Nodes:
+    """What was remembered; ``trouble`` instead, when there is one."""
+
+    def __init__(self, trouble: LlmgwError | None = None) -> None:
+        self.seen: list[tuple[NodeId, float]] = []
+        self.trouble = trouble
+
+    async def see(self, node: NodeId, now: float) -> None:
+        if self.trouble is not None:
+            raise self.trouble
+        self.seen.append((node, now))
+
+
+async def register(nodes: Nodes) -> FleetAgents:
+    agents = FleetAgents(scheduler=Scheduler(Fleet()), nodes=nodes, wall=lambda: 17.0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(agents.scheduler.serve)
+        await agents.report(NodeRegistered(node=NODE))
+        desire = await agents.desired(N1, -1)
+        assert (desire.node, desire.shards) == (N1, ())
+        await agents.report(NodeLost(node=N1))
+        nursery.cancel_scope.cancel()
+    return agents
+
+
+async def test_a_node_that_registers_is_remembered_and_told_its_set() -> None:
+    nodes = Nodes()
+    await register(nodes)
+    assert nodes.seen == [(N1, 17.0)]
+
+
+async def test_a_store_in_trouble_keeps_no_node_out(caplog: pytest.LogCaptureFixture) -> None:
+    await register(Nodes(LlmgwError("the disk is full")))
+    assert "node n1 can't be remembered: the disk is full" in caplog.text

@@ -1,0 +1,150 @@
+"""``llmgw server`` before and beside its tree: ports, what a reload changes, and what is said of what is wrong."""
+
+from __future__ import annotations
+
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+import yaml
+
+from llmgw.admin.views import Reloaded
+from llmgw.config.load_server import LoadedServer, load_server
+from llmgw.config.server import Listen
+from llmgw.errors import ConfigError, LlmgwError, UsageError
+from llmgw.server.program import Rereading, _watch_reload, _watch_signals, run
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """A server.yaml that can be used, but for what its certificates hold."""
+    for name in ("ca.pem", "server.pem", "server-key.pem"):
+        (tmp_path / name).write_text("none")
+        (tmp_path / name).chmod(0o600)
+    tls = {"ca": "ca.pem", "cert": "server.pem", "key": "server-key.pem"}
+    path = tmp_path / "server.yaml"
+    write(path, agent_tls={key: str(tmp_path / name) for key, name in tls.items()})
+    return path
+
+
+def write(path: Path, **config: Any) -> None:
+    known = yaml.safe_load(path.read_text()) if path.exists() else {}
+    known.setdefault("auth", {"enabled": False, "store": str(path.parent / "llmgw.db")})
+    path.write_text(yaml.safe_dump({**known, **config}))
+
+
+@pytest.fixture
+def loaded(path: Path) -> LoadedServer:
+    found = load_server(path, engines={})
+    free = Listen(host="127.0.0.1", port=0)
+    return replace(found, config=replace(found.config, listen=free, admin_listen=free, agent_listen=free))
+
+
+@pytest.fixture
+def taken() -> Iterator[Listen]:
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        yield Listen(host="127.0.0.1", port=sock.getsockname()[1])
+
+
+@pytest.mark.parametrize("key", ["listen", "admin_listen", "agent_listen"])
+def test_a_port_that_is_taken_is_told_with_its_key(loaded: LoadedServer, path: Path, taken: Listen, key: str) -> None:
+    config = replace(loaded.config, **{key: taken})
+    with pytest.raises(UsageError, match=rf"{taken.port}.*\({key}\)"):
+        run(replace(loaded, config=config), path)
+
+
+def test_certificates_that_are_none_are_told_before_the_store_is_made(loaded: LoadedServer, path: Path) -> None:
+    with pytest.raises(LlmgwError, match=r"server\.pem|server-key\.pem|ca\.pem"):
+        run(loaded, path)
+    assert not (path.parent / "llmgw.db").exists()
+
+
+class Half:
+    """What a reload reaches."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Any, float]] = []
+        self.hurried = 0
+
+    def reconfigure(self, config: Any, *, lease_seconds: float) -> None:
+        self.told.append((config, lease_seconds))
+
+    def hurry(self) -> None:
+        self.hurried += 1
+
+
+async def test_what_has_changed_is_applied_and_what_can_not_is_named(loaded: LoadedServer, path: Path) -> None:
+    half: Any = Half()
+    config = load_server(path, engines={}).config
+    reading = Rereading(half=half, path=path, engines={}, config=config)
+    write(path, fleet={"lease": "20s"}, listen="127.0.0.1:9999", timeouts={"drain": "1s"})
+    found = await reading.read()
+    assert (found.changed, found.needs_restart) == (("fleet.lease", "timeouts.drain"), ("listen",))
+    assert half.told == []
+    found.apply()
+    ((applied, lease_seconds),) = half.told
+    assert (applied.timeouts.drain, applied.listen, lease_seconds) == (1.0, config.listen, 20.0)
+    # what waits for a restart is named again each time
+    assert (await reading.read()).needs_restart == ("listen",)
+
+
+async def test_a_file_that_has_become_wrong_changes_nothing(path: Path) -> None:
+    half: Any = Half()
+    reading = Rereading(half=half, path=path, engines={}, config=load_server(path, engines={}).config)
+    write(path, nonsense=1)
+    with pytest.raises(ConfigError, match="nonsense"):
+        await reading.read()
+    assert half.told == []
+
+
+async def test_the_first_signal_asks_to_stop_and_the_second_to_hurry() -> None:
+    half: Any = Half()
+    stopping = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch_signals, stopping, half)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(10):
+            signal.raise_signal(signal.SIGTERM)
+            await stopping.wait()
+            assert half.hurried == 0
+            signal.raise_signal(signal.SIGTERM)
+            while not half.hurried:  # noqa: ASYNC110 - the signal comes by its own way
+                await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_reload_by_signal_outlives_every_failure_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[Exception | Reloaded] = [
+        ConfigError([]),
+        ZeroDivisionError("a fault of ours"),
+        Reloaded(file="server.yaml", changed=("models",), needs_restart=("listen",)),
+    ]
+    number = 0
+
+    async def reload() -> Reloaded:
+        nonlocal number
+        answer = answers[number]
+        number += 1
+        await trio.lowlevel.checkpoint()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    manage: Any = SimpleNamespace(reload=reload)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_watch_reload, manage)
+        await trio.testing.wait_all_tasks_blocked()
+        with trio.fail_after(10):
+            for expected in ("is not taken", "could not be read again", "changed: models"):
+                signal.raise_signal(signal.SIGHUP)
+                while expected not in caplog.text:  # noqa: ASYNC110 - the signal comes by its own way
+                    await trio.sleep(0.001)
+        nursery.cancel_scope.cancel()
+    assert "only after a restart: listen" in caplog.text
