@@ -387,6 +387,29 @@ def test_a_server_that_stops_lets_streams_end_and_a_second_signal_ends_them(pair
     assert "the server is stopping" in agents[0].log
 
 
+def test_an_agent_that_stops_lets_its_streams_end_and_a_second_signal_ends_them(
+    pair: tuple[Server, Agent, Agent],
+) -> None:
+    server, first, second = pair
+    long, going = begin_on_each(server, first, second)
+    with long, going:
+        first.interrupt()
+        first.wait_said("running requests have")
+        check_going(long)
+        # nothing new goes there
+        assert [server.chat().status for _ in range(4)] == [200] * 4
+        first.interrupt()
+        assert read_end(long) == "stream_broken"
+        assert first.wait_ended() == 0
+        check_going(going)
+    assert first.engines()
+    first.start()
+    wait_for(lambda: len(server.replicas()) == 2, "both replicas")
+    first.stop()
+    assert "its last stream has ended (the agent is stopping)" in server.log
+    server.check_health()
+
+
 def test_server_yaml_is_read_again(lab: Lab, model: Callable[..., Path]) -> None:
     server = lab.server()
     lab.agent("n1", server)

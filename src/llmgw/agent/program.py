@@ -1,7 +1,7 @@
 """``llmgw agent``: opens what it needs, plants the tree, and ends without touching the engines.
 
 root
-├─ watch_signals           SIGINT, SIGTERM, SIGQUIT, SIGHUP of a terminal: end; engines go on
+├─ watch_signals           SIGINT, SIGTERM, SIGQUIT, SIGHUP of a terminal: let requests end, then end; again: end now
 ├─ reactor                 the trunks' bytes
 ├─ dialer                  the control link and the trunks
 └─ node                    shards, inventory, the talk with the server
@@ -29,6 +29,9 @@ from llmgw.reactor.loop import Reactor
 
 log = logging.getLogger(__name__)
 
+# For requests that pass through here. Engines are not concerned: they go on.
+DRAIN_SECONDS = 30.0
+
 
 def run(config: AgentConfig) -> None:
     """Run this node's engines until SIGINT or SIGTERM. UsageError when the state folder or the certificates can't be
@@ -50,17 +53,26 @@ async def _main(config: AgentConfig) -> None:
         binaries={name: each.bin for name, each in config.engines.items() if each.bin is not None},
     )
     async with trio.open_nursery() as root:
-        root.start_soon(_watch_signals, root.cancel_scope)
+        stopping = trio.Event()
+        patience = trio.CancelScope()
+        root.start_soon(_watch_signals, stopping, patience)
         await root.start(reactor.serve)
         node = functools.partial(serve_node, dialer, engines=load_engines(), settings=settings, places=places)
         await root.start(node)
         await root.start(dialer.serve)
         server = config.server
         log.warning("node %s is up; its server is https://%s:%d", config.node, server.host, server.port)
+        await stopping.wait()
+        with patience, trio.move_on_after(DRAIN_SECONDS):
+            await dialer.drain()
+        root.cancel_scope.cancel()
 
 
-async def _watch_signals(scope: trio.CancelScope) -> None:
+async def _watch_signals(stopping: trio.Event, patience: trio.CancelScope) -> None:
     with trio.open_signal_receiver(*stop_signals()) as signals:
         async for _ in signals:
-            scope.cancel()
-            return
+            if stopping.is_set():
+                patience.cancel()
+            else:
+                log.warning("stopping; running requests have %g s, or until asked to stop again", DRAIN_SECONDS)
+            stopping.set()

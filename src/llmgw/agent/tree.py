@@ -105,12 +105,12 @@ class Shards:
         self._running: dict[ShardId, Life] = {}
         self._desired: dict[ShardId, ShardSpec] = {}
         # A shard that ended stays ended: a new try is a new epoch, and the server's to decide.
-        self._ended: dict[ShardId, int] = {}
+        self._ended: dict[ShardId, Life] = {}
 
     def desire(self, desire: Desire) -> None:
         """Take the whole set that is to run."""
         self._desired = {spec.id: spec for spec in desire.shards}
-        self._ended = {shard: epoch for shard, epoch in self._ended.items() if shard in self._desired}
+        self._ended = {shard: life for shard, life in self._ended.items() if shard in self._desired}
         self._reconcile()
         self._outbox.put_applied(desire.revision)
 
@@ -121,8 +121,12 @@ class Shards:
                 life.stop.set()
         for shard, spec in self._desired.items():
             # One whose older epoch still runs is begun when that has ended: two epochs never run at once.
-            if shard not in self._running and self._ended.get(shard) != spec.epoch:
+            if shard not in self._running and not self._has_ended(spec):
                 self.begin(spec)
+
+    def _has_ended(self, spec: ShardSpec) -> bool:
+        life = self._ended.get(spec.id)
+        return life is not None and life.spec.epoch == spec.epoch
 
     def begin(self, spec: ShardSpec, adopted: Adopted | None = None) -> None:
         """Give a shard its life."""
@@ -146,12 +150,14 @@ class Shards:
             cause = f"a fault of llmgw itself: {type(error).__name__}: {error}"
             report(replace(first_report(life.spec), state=ShardState.ENDED, cause=cause))
         del self._running[life.spec.id]
-        self._ended[life.spec.id] = life.spec.epoch
+        self._ended[life.spec.id] = life
         self._reconcile()
 
-    def list_running(self) -> tuple[tuple[ShardSpec, ShardReport], ...]:
-        """Every shard that has not ended, and what was last said of it."""
-        return tuple((life.spec, life.last) for life in self._running.values())
+    def list_known(self) -> tuple[tuple[ShardSpec, ShardReport], ...]:
+        """Every shard and what was last said of it: those that run, and those that ended while the server wants them,
+        for the word of their end may have been lost with the link."""
+        ended = (self._ended[shard] for shard, spec in self._desired.items() if self._has_ended(spec))
+        return tuple((life.spec, life.last) for life in (*self._running.values(), *ended))
 
     def say_farewell(self) -> None:
         """Say which engines go on without this agent."""
@@ -231,7 +237,7 @@ async def _speak(
         try:
             node = await survey(tools)
             outbox.put_applied(None)
-            await link.report(NodeRegistered(node=node, running=(*shards.list_running(), *ended)))
+            await link.report(NodeRegistered(node=node, running=(*shards.list_known(), *ended)))
             ended = ()
             outbox.registered.set()
             async with trio.open_nursery() as nursery:

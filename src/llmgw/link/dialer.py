@@ -112,6 +112,7 @@ class Dialer:
         self._told: Session | None = None
         self._changed = trio.Event()
         self._trunks: set[AgentTrunk] = set()
+        self._leaving = False
 
     # -- the tree's Link
 
@@ -327,7 +328,17 @@ class Dialer:
                 complaints.say(lost.message)
             except Exception:
                 log.exception("a trunk failed; trying again")
+            if self._leaving:
+                return
             await trio.sleep(backoff.draw(lived_seconds=trio.current_time() - began))
+
+    async def drain(self) -> None:
+        """Take no more requests, and wait until those under way have ended; the caller bounds the time."""
+        self._leaving = True
+        for trunk in tuple(self._trunks):
+            trunk.goaway("the agent is stopping")
+        while self._trunks:
+            await self._changed.wait()
 
     async def _run_trunk(self, token: str) -> None:
         """One trunk until it has ended or another is to be dialled before it does. Raises DialFailed."""
@@ -337,6 +348,7 @@ class Dialer:
         def end(reason: str) -> None:
             self._trunks.discard(trunk)
             done.set()
+            self._tell_change()
 
         trunk = AgentTrunk(
             self._reactor,

@@ -100,6 +100,7 @@ class MemoryLink:
     lost: bool = False
     _desire: Desire = field(default_factory=lambda: Desire(node=NodeId("n1"), revision=0, shards=()))
     _changed: trio.Event = field(default_factory=trio.Event)
+    _noticed: trio.Event = field(default_factory=trio.Event)
 
     def desire(self, *shards: ShardSpec) -> None:
         self._desire = replace(self._desire, revision=self._desire.revision + 1, shards=shards)
@@ -130,6 +131,15 @@ class MemoryLink:
     async def wait_lost(self) -> None:
         while not self.lost:
             await self._changed.wait()
+        self._noticed.set()
+
+    async def wait_lost_by_agent(self) -> None:
+        """Lose the link for as long as it takes to be noticed."""
+        self._noticed = trio.Event()
+        self.lose(True)
+        with trio.fail_after(100):
+            await self._noticed.wait()
+        self.lose(False)
 
     def reports(self, spec: ShardSpec) -> list[ShardReport]:
         said = [event.report for event in self.events if isinstance(event, ShardChanged)]

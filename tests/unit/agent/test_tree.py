@@ -58,6 +58,30 @@ async def test_an_agent_registers_reports_and_runs_what_is_desired(link, engines
     assert len(link.registrations()) == 1
 
 
+async def test_an_end_that_was_told_to_nobody_comes_with_the_next_registration(link, engines, settings, make_spec):
+    spec = make_spec()
+    async with serving(link, engines, settings):
+        link.desire(spec)
+        ready = await link.wait_state(spec, READY)
+        link.lose(True)
+        os.kill(ready.pid, signal.SIGKILL)
+        with trio.fail_after(60):
+            while not is_gone(ready.pid):  # noqa: ASYNC110 - a process that ends tells nobody here
+                await trio.sleep(0.01)
+            await trio.sleep(settings.pace.health)
+        # what was said into the dead link is taken for said
+        link.events.clear()
+        link.lose(False)
+        await link.wait(link.registrations)
+        ((shard, report),) = link.registrations()[0].running
+        assert (shard, report.state) == (spec, ENDED)
+        assert report.cause
+        link.desire()
+        await link.wait_lost_by_agent()
+        await link.wait(lambda: len(link.registrations()) == 2)
+        assert link.registrations()[1].running == ()
+
+
 async def test_a_shard_that_ended_is_not_started_again_in_the_same_epoch(link, engines, settings, make_spec):
     spec = make_spec("--crash-at-start")
     other = make_spec(number=2)

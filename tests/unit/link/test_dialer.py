@@ -660,6 +660,24 @@ async def test_a_trunk_that_was_cut_is_dialled_again_with_the_newest_session(
         await bench.head.wait_trunks(1)
 
 
+async def test_a_drained_agent_takes_no_new_streams_and_waits_for_those_it_has(rig: MakeRig) -> None:
+    async with an_engine() as port, rig(find_port=lambda shard, epoch: port, trunks=2) as bench:
+        await bench.head.wait_trunks(2)
+        client = Client()
+        stream = bench.head.trunks.open(at(), client, connected=client.connected)
+        await wait_for(lambda: client.stands)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(bench.dialer.drain)
+            await bench.head.wait_trunks(0)
+            with pytest.raises(OSError, match="no trunk"):
+                bench.head.trunks.open(at(), Client(), connected=lambda: None)
+            stream.send(b"still served")
+            await wait_for(lambda: client.got)
+            stream.abort()
+        # nothing is dialled in the place of those that left
+        assert bench.head.trunks.count(NODE) == 0
+
+
 async def test_the_end_of_the_agent_ends_its_trunks(rig: MakeRig) -> None:
     before = set(os.listdir("/proc/self/fd"))
     async with rig(trunks=2) as bench:
