@@ -20,6 +20,7 @@ from wsproto.utilities import ProtocolError
 
 from llmgw.core.events import NodeLost
 from llmgw.core.node import NodeId
+from llmgw.counters import Counters
 from llmgw.errors import LinkLost, LlmgwError
 from llmgw.link.agentlink import AgentLink, Agents, Pace
 from llmgw.link.control import Control, Tap
@@ -80,6 +81,7 @@ class AgentPort:
         reactor: Reactor,
         lease_seconds: float,
         pace: Pace,
+        counters: Counters,
     ) -> None:
         self._agents = agents
         self._credentials = credentials
@@ -89,6 +91,9 @@ class AgentPort:
         self._pace = pace
         self._sessions = Sessions(lease_seconds=lease_seconds)
         self._refusals = Refusals()
+        self._refused = counters.counter(
+            "llmgw_agent_refusals_total", "Connections to the agents' port that were refused, or sent nonsense."
+        )
         self._links: set[AgentLink] = set()
         self._open: Counter[NodeId] = Counter()
         # The certificates that a node's trunks came with: they may differ from that of its link.
@@ -196,6 +201,7 @@ class AgentPort:
             except* Exception as group:
                 problem, fault = f"an unforeseen end: {_first(group)}", group
             if problem is not None:
+                self._refused.add((), 1)
                 self._refusals.note(peer, problem, trio.current_time(), fault=fault)
             await linger(tcp)
         finally:
@@ -214,7 +220,7 @@ class AgentPort:
 
     def _take_trunk(self, arrival: Arrival) -> None:
         node, serial = arrival.node, arrival.serial
-        problem = self._revoked.explain(node, serial)
+        problem = self._stopping or self._revoked.explain(node, serial)
         if problem is None and self._trunks.count(node) >= TRUNKS_PER_NODE:
             problem = f"node {node} has {TRUNKS_PER_NODE} trunks already"
         if problem is not None:
@@ -307,6 +313,7 @@ async def serve_agents(
     reactor: Reactor,
     lease_seconds: float,
     pace: Pace | None = None,
+    counters: Counters | None = None,
     task_status: trio.TaskStatus[AgentPort] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve agents on ``listening``, for ever; started with the port that can be asked.
@@ -322,6 +329,7 @@ async def serve_agents(
         reactor=reactor,
         lease_seconds=lease_seconds,
         pace=pace or Pace(),
+        counters=counters or Counters(),
     )
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     async with listener, trio.open_nursery() as nursery:

@@ -13,6 +13,7 @@ from typing import NoReturn
 
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardAddress
+from llmgw.counters import Counters
 from llmgw.link.carrier import Carrier
 from llmgw.link.mux import HALF, MAX_STREAMS, Channel, Hello, Mux, Opening
 from llmgw.reactor.loop import Deadline, Reactor
@@ -277,9 +278,16 @@ class ServerTrunk:
 class Trunks:
     """All trunks of all nodes."""
 
-    def __init__(self, reactor: Reactor, *, max_streams: int = MAX_STREAMS) -> None:
+    def __init__(self, reactor: Reactor, *, max_streams: int = MAX_STREAMS, counters: Counters | None = None) -> None:
         """``max_streams``: of one trunk; the agent may set less."""
         self.reactor = reactor
+        counters = counters or Counters()
+        self._opened = counters.counter(
+            "llmgw_trunk_streams_total", "Connections to engines that were opened over trunks, by node.", ("node",)
+        )
+        self._lacked = counters.counter(
+            "llmgw_trunk_lacks_total", "Connections that found no trunk of their node with room, by node.", ("node",)
+        )
         self.max_streams = max_streams
         # greeted, by node: what streams may be opened on
         self._by_node: dict[NodeId, list[ServerTrunk]] = {}
@@ -312,8 +320,10 @@ class Trunks:
             if trunk.open_to_streams and (best is None or trunk.streams < best.streams):
                 best = trunk
         if best is None:
+            self._lacked.add((address.node,), 1)
             reason = "has no trunk" if not self.count(address.node) else "has no room on its trunks"
             raise OSError(errno.EHOSTUNREACH, f"node {address.node} {reason}")
+        self._opened.add((address.node,), 1)
         return best.open(address, owner, connected)
 
     def take_in(self, trunk: ServerTrunk) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol
 
 from llmgw.core.effects import Desire
-from llmgw.core.events import Event, NodeRegistered
+from llmgw.core.events import Event, NodeLost, NodeRegistered
 from llmgw.core.node import NodeId
+from llmgw.counters import Counters
 from llmgw.errors import LlmgwError
 from llmgw.server.scheduler import Scheduler
 
@@ -24,22 +24,40 @@ class NodeStore(Protocol):
         """It has registered at ``now`` (seconds since 1970). LlmgwError when that can't be kept."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FleetAgents:
     """Hands the agents' words to the scheduler, and its desired sets to them."""
 
-    scheduler: Scheduler
-    nodes: NodeStore
-    wall: Callable[[], float] = time.time
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        nodes: NodeStore,
+        *,
+        counters: Counters,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._scheduler = scheduler
+        self._nodes = nodes
+        self._wall = wall
+        self._registered = counters.counter(
+            "llmgw_node_registrations_total", "Registrations: an agent's start, or its link's return.", ("node",)
+        )
+        self._lost = counters.counter(
+            "llmgw_nodes_lost_total", "Times that a node was silent for its lease.", ("node",)
+        )
 
     async def desired(self, node: NodeId, after: int) -> Desire:
-        return await self.scheduler.desired(node, after)
+        """The node's desired set, once there is one whose revision is greater than ``after``."""
+        return await self._scheduler.desired(node, after)
 
     async def report(self, event: Event) -> None:
-        await self.scheduler.post(event)
+        """Take an event; waits while the fleet is behind."""
+        await self._scheduler.post(event)
+        if isinstance(event, NodeLost):
+            self._lost.bump(event.node)
         if isinstance(event, NodeRegistered):
+            self._registered.bump(event.node.id)
             try:
-                await self.nodes.see(event.node.id, self.wall())
+                await self._nodes.see(event.node.id, self._wall())
             except LlmgwError as error:
                 # it serves all the same; only the next server will not wait for it
                 log.error("node %s can't be remembered: %s", event.node.id, error)

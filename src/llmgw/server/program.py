@@ -99,7 +99,7 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             reread=reread.read,
         )
         half.cluster = Cluster(
-            agents=FleetAgents(scheduler=half.scheduler, nodes=store.nodes),
+            agents=FleetAgents(half.scheduler, store.nodes, counters=half.counters),
             agents_at=sockets.agents,
             credentials=credentials,
             revoked=config.agent_tls.revoked_file,

@@ -29,7 +29,8 @@ class Scheduler:
         self._clock = clock
         self._inbox, self._outbox = trio.open_memory_channel[Event](INBOX_EVENTS)
         self._desires: dict[NodeId, Desire] = {}
-        self._desired = trio.Event()
+        # by node: with one for all, each set would wake a thousand links for nothing
+        self._desired: dict[NodeId, trio.Event] = {}
         self._changed = trio.Event()
         self._wake_at = math.inf
 
@@ -43,7 +44,7 @@ class Scheduler:
             desire = self._desires.get(node)
             if desire is not None and desire.revision > after:
                 return desire
-            await self._desired.wait()
+            await self._desired.setdefault(node, trio.Event()).wait()
 
     async def wait_changed(self) -> None:
         """Wait until the fleet has changed in a way that it announced."""
@@ -65,8 +66,9 @@ class Scheduler:
             match effect:
                 case Desire(node=node):
                     self._desires[node] = effect
-                    self._desired.set()
-                    self._desired = trio.Event()
+                    waiting = self._desired.pop(node, None)
+                    if waiting is not None:
+                        waiting.set()
                 case WakeAt(at=at):
                     self._wake_at = min(self._wake_at, at)
                 case Announce(model=model):

@@ -6,6 +6,7 @@ import trio
 from llmgw.core.events import NodeLost, NodeRegistered
 from llmgw.core.fleet import Fleet
 from llmgw.core.node import Node, NodeId
+from llmgw.counters import Counters
 from llmgw.errors import LlmgwError
 from llmgw.server.agents import FleetAgents
 from llmgw.server.scheduler import Scheduler
@@ -27,22 +28,26 @@ class Nodes:
         self.seen.append((node, now))
 
 
-async def register(nodes: Nodes) -> FleetAgents:
-    agents = FleetAgents(scheduler=Scheduler(Fleet()), nodes=nodes, wall=lambda: 17.0)
+async def register(nodes: Nodes) -> Counters:
+    """Let a node come and be lost; what was counted."""
+    scheduler, counters = Scheduler(Fleet()), Counters()
+    agents = FleetAgents(scheduler, nodes, counters=counters, wall=lambda: 17.0)
     async with trio.open_nursery() as nursery:
-        await nursery.start(agents.scheduler.serve)
+        await nursery.start(scheduler.serve)
         await agents.report(NodeRegistered(node=NODE))
         desire = await agents.desired(N1, -1)
         assert (desire.node, desire.shards) == (N1, ())
         await agents.report(NodeLost(node=N1))
         nursery.cancel_scope.cancel()
-    return agents
+    return counters
 
 
 async def test_a_node_that_registers_is_remembered_and_told_its_set() -> None:
     nodes = Nodes()
-    await register(nodes)
+    counters = await register(nodes)
     assert nodes.seen == [(N1, 17.0)]
+    assert counters.by_name["llmgw_node_registrations_total"].values == {("n1",): 1}
+    assert counters.by_name["llmgw_nodes_lost_total"].values == {("n1",): 1}
 
 
 async def test_a_store_in_trouble_keeps_no_node_out(caplog: pytest.LogCaptureFixture) -> None:
