@@ -40,7 +40,10 @@ static int port, streaming, varied, connection_count = 1, cpu = -1;
 static uint64_t chunks = 100, rate = 50, enough;
 static double seconds = 2, warm = 0.5;
 static const char *mode = "whole", *model = "bench", *path = "/v1/chat/completions", *key = "";
-static int watched[MAX_WATCHED], watched_count;
+/* Processes of the gateway, and those beside it that do a part of its work elsewhere: their figures are kept apart. */
+static struct group {
+    int pids[MAX_WATCHED], count;
+} watched, beside;
 
 static void add(struct histogram *h, uint64_t value) {
     int power = value < 64 ? 0 : 57 - __builtin_clzll(value);
@@ -59,24 +62,24 @@ static double percentile(const struct histogram *h, double share) {
 }
 
 /* The CPU time of a whole process, threads that have ended included, exact to the nanosecond (man clock_getcpuclockid). */
-static double watched_cpu_seconds(void) {
+static double cpu_seconds(const struct group *g) {
     double sum = 0;
-    for (int i = 0; i < watched_count; i++) {
+    for (int i = 0; i < g->count; i++) {
         clockid_t clock;
         struct timespec t;
-        if (clock_getcpuclockid(watched[i], &clock) == 0 && clock_gettime(clock, &t) == 0)
+        if (clock_getcpuclockid(g->pids[i], &clock) == 0 && clock_gettime(clock, &t) == 0)
             sum += (double)t.tv_sec + (double)t.tv_nsec / 1e9;
     }
     return sum;
 }
 
 /* smaps_rollup counts pages; statm is an estimate that may be off by 64 pages per cpu. */
-static long watched_rss_kib(void) {
+static long rss_kib(const struct group *g) {
     long sum = 0;
-    for (int i = 0; i < watched_count; i++) {
+    for (int i = 0; i < g->count; i++) {
         char name[64], line[256];
         long kib;
-        snprintf(name, sizeof name, "/proc/%d/smaps_rollup", watched[i]);
+        snprintf(name, sizeof name, "/proc/%d/smaps_rollup", g->pids[i]);
         FILE *file = fopen(name, "r");
         if (!file) continue;
         while (fgets(line, sizeof line, file))
@@ -320,7 +323,7 @@ static int saw_enough(void) { return enough && (streaming ? chunk_count : replie
 /* Closed loop: each connection starts again when its reply is whole. */
 static void run_window(void) {
     uint64_t begin = now_ns(), ramp = (uint64_t)(warm * 0.5e9), from = begin + (uint64_t)(warm * 1e9), until = 0, window = 0;
-    double cpu_before = 0, own_before = 0;
+    double cpu_before = 0, beside_before = 0, own_before = 0;
     int started = 0;
     for (;;) {
         uint64_t now = now_ns();
@@ -328,7 +331,8 @@ static void run_window(void) {
             start(&conns[started++]);
         if (!measuring && now >= from) {
             measuring = 1;
-            cpu_before = watched_cpu_seconds();
+            cpu_before = cpu_seconds(&watched);
+            beside_before = cpu_seconds(&beside);
             own_before = (double)clock() / CLOCKS_PER_SEC;
             window = now_ns();
             until = window + (uint64_t)(seconds * 1e9);
@@ -336,14 +340,17 @@ static void run_window(void) {
         if (measuring && (now >= until || saw_enough())) break;
         turn(started < connection_count ? 1 : 20, 1);
     }
-    double elapsed = (double)(now_ns() - window) / 1e9, cpu_used = watched_cpu_seconds() - cpu_before;
+    double elapsed = (double)(now_ns() - window) / 1e9, cpu_used = cpu_seconds(&watched) - cpu_before;
+    double beside_used = cpu_seconds(&beside) - beside_before;
     double own = ((double)clock() / CLOCKS_PER_SEC - own_before) / elapsed;
     printf("{\"seconds\":%.4f,\"cpu_seconds\":%.6f,\"load_cpu\":%.3f,\"requests\":%llu,\"requests_per_s\":%.2f,\"chunks\":%llu,"
            "\"chunks_per_s\":%.2f",
            elapsed, cpu_used, own, (unsigned long long)replies.total, (double)replies.total / elapsed,
            (unsigned long long)chunk_count, (double)chunk_count / elapsed);
-    if (replies.total && !streaming) printf(",\"cpu_us_per_request\":%.3f", cpu_used * 1e6 / (double)replies.total);
-    if (streaming && chunk_count) printf(",\"cpu_us_per_chunk\":%.3f", cpu_used * 1e6 / (double)chunk_count);
+    uint64_t done = streaming ? chunk_count : replies.total;
+    const char *each = streaming ? "chunk" : "request";
+    if (done) printf(",\"cpu_us_per_%s\":%.3f", each, cpu_used * 1e6 / (double)done);
+    if (done && beside.count) printf(",\"beside_cpu_us_per_%s\":%.3f", each, beside_used * 1e6 / (double)done);
     print_latency("reply", &replies);
     if (streaming) {
         print_latency("first", &first_bytes);
@@ -373,18 +380,19 @@ static int hold(int from, int count) {
 /* Streams that have sent one chunk and then say nothing. The first half may live on memory that was free already, so
  * what the second half adds is what a stream costs. */
 static void run_idle(void) {
-    long none = watched_rss_kib();
+    long none = rss_kib(&watched);
     int half = hold(0, connection_count / 2);
-    long some = watched_rss_kib();
+    long some = rss_kib(&watched), beside_some = rss_kib(&beside);
     int open = hold(connection_count / 2, connection_count);
-    long all = watched_rss_kib();
+    long all = rss_kib(&watched), beside_all = rss_kib(&beside);
     printf("{\"open\":%d,\"rss_before_kib\":%ld,\"rss_half_kib\":%ld,\"rss_all_kib\":%ld,\"kib_per_stream\":%.3f", open, none,
            some, all, open > half ? (double)(all - some) / (open - half) : 0.0);
+    if (beside.count && open > half) printf(",\"beside_kib_per_stream\":%.3f", (double)(beside_all - beside_some) / (open - half));
 }
 
 /* Readers that take 20 kB/s each from an upstream that sends all it can. */
 static void run_slow(void) {
-    long before = watched_rss_kib(), highest = before;
+    long before = rss_kib(&watched), highest = before;
     uint64_t taken = 0, begin = now_ns(), until = begin + (uint64_t)(seconds * 1e9);
     for (int i = 0; i < connection_count; i++) start(&conns[i]);
     while (now_ns() < until) {
@@ -398,11 +406,16 @@ static void run_slow(void) {
                 note_error("a slow reader was cut off");
             }
         }
-        long rss = watched_rss_kib();
+        long rss = rss_kib(&watched);
         if (rss > highest) highest = rss;
     }
     printf("{\"rss_before_kib\":%ld,\"rss_highest_kib\":%ld,\"growth_mib\":%.2f,\"bytes_per_s\":%.0f", before, highest,
            (double)(highest - before) / 1024, (double)taken / seconds);
+}
+
+static void watch(struct group *g, const char *pid) {
+    if (g->count == MAX_WATCHED) die("load: more than %d processes to watch", MAX_WATCHED);
+    g->pids[g->count++] = atoi(pid);
 }
 
 static void parse(int argc, char **argv) {
@@ -421,10 +434,9 @@ static void parse(int argc, char **argv) {
         else if (strcmp(name, "--key") == 0) key = value;
         else if (strcmp(name, "--usage") == 0) usage_expected = (uint64_t)atoi(value);
         else if (strcmp(name, "--cpu") == 0) cpu = atoi(value);
-        else if (strcmp(name, "--watch") == 0) {
-            if (watched_count == MAX_WATCHED) die("load: more than %d processes to watch", MAX_WATCHED);
-            watched[watched_count++] = atoi(value);
-        } else die("load: unknown option %s", name);
+        else if (strcmp(name, "--watch") == 0) watch(&watched, value);
+        else if (strcmp(name, "--beside") == 0) watch(&beside, value);
+        else die("load: unknown option %s", name);
     }
     if (connection_count < 1 || connection_count > MAX_CONNS) die("load: 1 to %d connections", MAX_CONNS);
     streaming = strcmp(mode, "whole") != 0;
@@ -436,7 +448,7 @@ int main(int argc, char **argv) {
     settle_on_cpu(cpu);
     srand(1);
     poller = epoll_create1(EPOLL_CLOEXEC);
-    if (watched_count && watched_rss_kib() == 0) die("load: none of the processes to watch is there");
+    if (watched.count && rss_kib(&watched) == 0) die("load: none of the processes to watch is there");
     int opens_late = strcmp(mode, "idle") == 0;
     for (int i = 0; i < connection_count && !opens_late; i++) open_connection(&conns[i]);
     if (strcmp(mode, "idle") == 0) run_idle();

@@ -14,12 +14,17 @@ import tempfile
 import time
 from pathlib import Path
 
+from harness.cluster import run_cluster
+from harness.control import measure_crowd, measure_restart
 from harness.extras import measure_demo, measure_help, measure_memory
+from harness.goals import CLUSTER, Results, judge
 from harness.programs import Others, allow_files, choose_cpus, compile_program
-from harness.report import Results, as_json, find_errors, judge, render_rows, render_tables
+from harness.report import as_json, find_errors, render_rows, render_tables
 from harness.scenarios import QUICK, SCENARIOS, WARM_UP, measure
 from harness.servers import RECIPES, Site, StartError, find_nginx, install_vllm_router
 
+SERVERS = RECIPES | {CLUSTER: run_cluster}
+OURS = ("llmgw", CLUSTER)
 PEERS = {"nginx", "vllm-router"}
 # From here on a neighbour takes enough of a cpu to shift what is measured by the wall clock.
 BUSY_CPUS = 0.1
@@ -27,13 +32,14 @@ BUSY_CPUS = 0.1
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bench", description=__doc__)
-    parser.add_argument("servers", nargs="*", choices=[[], *RECIPES], help="default: all that can be had")
+    parser.add_argument("servers", nargs="*", choices=[[], *SERVERS], help="default: all that can be had")
     parser.add_argument("--quick", action="store_true", help="no peers, one round, short windows: does it work at all")
     parser.add_argument("--rounds", type=int, default=2, help="rounds of all servers, in a new order each (default 2)")
     parser.add_argument("--scenario", action="append", choices=[s.name for s in SCENARIOS], help="only these")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     parser.add_argument("--llmgw", type=Path, default=find_llmgw(), help="the llmgw to measure")
     parser.add_argument("--no-demo", action="store_true", help="leave `llmgw demo` out")
+    parser.add_argument("--no-agents", action="store_true", help="leave out what many agents cost their server")
     parser.add_argument("--strict", action="store_true", help="an unmet goal is a failure")
     return parser.parse_args(argv)
 
@@ -45,8 +51,8 @@ def find_llmgw() -> Path | None:
 
 
 def choose_servers(options: argparse.Namespace) -> list[str]:
-    wanted = options.servers or (["mock", "llmgw"] if options.quick else list(RECIPES))
-    if "llmgw" in wanted and (options.llmgw is None or shutil.which(options.llmgw) is None):
+    wanted = options.servers or (["mock", *OURS] if options.quick else list(SERVERS))
+    if set(OURS) & set(wanted) and (options.llmgw is None or shutil.which(options.llmgw) is None):
         raise SystemExit("bench: no llmgw to run: pip install -e . first, or name it with --llmgw")
     if "nginx" in wanted and find_nginx() is None:
         print("bench: nginx is left out: not installed (Debian: apt-get install nginx-light)")
@@ -60,7 +66,7 @@ def measure_server(
     """All scenarios on one server; returns llmgw's idle memory when it is llmgw."""
     share = QUICK if options.quick else 1.0
     extras: dict[str, float] = {}
-    with RECIPES[name](site) as running:
+    with SERVERS[name](site) as running:
         if name == "llmgw":
             extras = measure_memory(running)
         measure(WARM_UP, running, load=load, cpus=site.cpus)
@@ -89,7 +95,17 @@ def run(site: Site, load: Path, servers: list[str], options: argparse.Namespace)
         extras |= measure_help(site)
         if not (options.quick or options.no_demo):
             extras |= try_demo(site)
+    if CLUSTER in results and not options.no_agents:
+        extras |= measure_agents(site, quick=options.quick)
     return results, extras
+
+
+def measure_agents(site: Site, *, quick: bool) -> dict[str, float]:
+    """Control links only, and no requests."""
+    print("bench: many agents at one server", flush=True)
+    if quick:
+        return measure_crowd(site, 50, seconds=2.0) | measure_restart(site, 20)
+    return measure_crowd(site, 1000, seconds=20.0) | measure_restart(site, 100)
 
 
 def try_demo(site: Site) -> dict[str, float]:

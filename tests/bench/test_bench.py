@@ -1,9 +1,10 @@
-"""The bench measures what it says: its two C programs build, each scenario runs, and a wrong reply is noticed."""
+"""The bench measures what it says: its programs run, alone and as a cluster, and a wrong reply is noticed."""
 
 from __future__ import annotations
 
 import os
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
@@ -11,8 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from harness.cluster import run_cluster
+from harness.control import measure_crowd, measure_restart
+from harness.goals import Results, judge
 from harness.programs import choose_cpus, compile_program, find_compiler
-from harness.report import Results, find_errors, judge, render_rows, render_tables
+from harness.report import find_errors, render_rows, render_tables
 from harness.scenarios import SCENARIOS, Figures, Scenario, measure
 from harness.servers import Running, Site, run_mock
 
@@ -32,8 +36,13 @@ def load(folder: Path) -> Path:
 
 
 @pytest.fixture(scope="module")
-def mock(folder: Path) -> Iterator[Running]:
-    site = Site(folder=folder, cpus=choose_cpus(), mock=compile_program("mock", folder), llmgw=Path("llmgw"))
+def site(folder: Path) -> Site:
+    llmgw = Path(sys.executable).parent / "llmgw"
+    return Site(folder=folder, cpus=choose_cpus(), mock=compile_program("mock", folder), llmgw=llmgw)
+
+
+@pytest.fixture(scope="module")
+def mock(site: Site) -> Iterator[Running]:
     with run_mock(site) as running:
         yield running
 
@@ -49,6 +58,29 @@ def test_every_scenario_runs_without_an_error(scenario: Scenario, mock: Running,
         figures = measure(patient, mock, load=load, cpus=choose_cpus(), enough=500)
         assert int(figures["requests" if scenario.mode == "whole" else "chunks"]) >= 500
     assert figures["errors"] == 0, figures["first_error"]
+
+
+@pytest.mark.slow
+def test_a_cluster_answers_and_its_agent_is_counted_by_itself(site: Site, load: Path) -> None:
+    replies = Scenario(name="r", title="replies", mode="whole", connections=4, seconds=60, warm=0.0)
+    with run_cluster(site) as running:
+        whole = measure(replies, running, load=load, cpus=site.cpus, enough=50)
+        stream = measure(STREAM, running, load=load, cpus=site.cpus, enough=6)
+    assert whole["errors"] == stream["errors"] == 0, (whole["first_error"], stream["first_error"])
+    assert float(whole["cpu_us_per_request"]) > 0 < float(whole["beside_cpu_us_per_request"])
+    assert float(stream["cpu_us_per_chunk"]) > 0 < float(stream["beside_cpu_us_per_chunk"])
+
+
+@pytest.mark.slow
+def test_many_agents_are_linked_and_counted(site: Site) -> None:
+    figures = measure_crowd(site, 5, seconds=0.1, settle_seconds=0.0)
+    assert figures["5 agents: server memory each, KiB"] > 0
+    assert figures["5 agents come, 60 a second: server CPU each, ms"] > 0
+
+
+@pytest.mark.slow
+def test_agents_come_back_to_a_server_that_was_started_anew(site: Site) -> None:
+    assert measure_restart(site, 5)["5 agents, from the start of a new server until all are linked, s"] > 0
 
 
 def answer_all(listener: socket.socket, reply: bytes) -> None:
@@ -132,6 +164,19 @@ def test_a_round_with_an_error_does_not_count_and_is_told() -> None:
     assert (first.value, first.met) == (1.2, False)
     assert find_errors(results) == ["llmgw, whole replies, 32 connections: 3 errors, the first: status 500"]
     assert "NOT MET" in render_rows([first])
+
+
+def test_a_cluster_is_compared_with_the_direct_road() -> None:
+    results: Results = {
+        "llmgw": {"c32": [entry(cpu_us_per_request=20)], "ttfb": [entry(first_p50_ms=0.5)]},
+        "llmgw-cluster": {"c32": [entry(cpu_us_per_request=30)], "ttfb": [entry(first_p50_ms=1.0)]},
+    }
+    rows = {row.figure: row for row in judge(results, {"1,000 agents: server memory each, KiB": 65.0})}
+    request = rows["through an agent: server CPU per request at 32 connections, against the direct road"]
+    assert (request.value, request.met) == (1.5, True)
+    first = rows["through an agent: first byte at 1 connection, above the direct road"]
+    assert (first.value, first.met) == (0.5, False)
+    assert rows["1,000 agents: server memory each"].met is False
 
 
 def test_what_was_not_measured_is_said() -> None:

@@ -1,15 +1,12 @@
-"""What the figures say: medians of the rounds in tables, ratios within a round, goals met or not."""
+"""What the figures say, in print: medians of the rounds in tables, and one line for each figure with a goal."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from statistics import median
+from dataclasses import asdict
 
-from harness.scenarios import SCENARIOS, Figures
+from harness.goals import Results, Row, middle
+from harness.scenarios import SCENARIOS
 
-# server -> scenario -> one entry a round; all servers have the same number of rounds.
-Results = dict[str, dict[str, list[Figures]]]
 Column = tuple[str, str, str, str]
 
 TABLES: tuple[tuple[str, tuple[Column, ...]], ...] = (
@@ -54,49 +51,6 @@ TABLES: tuple[tuple[str, tuple[Column, ...]], ...] = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
-    """One figure with its goal. ``met`` is None where there is no goal, or no peer to compare with."""
-
-    figure: str
-    value: float | None
-    unit: str
-    goal: str
-    met: bool | None
-
-
-def values(results: Results, server: str, scenario: str, figure: str) -> list[float]:
-    """Of the rounds that went without an error."""
-    rounds = results.get(server, {}).get(scenario, [])
-    return [float(entry[figure]) for entry in rounds if figure in entry and not entry["errors"]]
-
-
-def middle(results: Results, server: str, scenario: str, figure: str) -> float | None:
-    found = values(results, server, scenario, figure)
-    return median(found) if found else None
-
-
-def paired(
-    results: Results, servers: tuple[str, str], scenario: str, figure: str, join: Callable[[float, float], float]
-) -> float | None:
-    """The median of what two servers' figures give, round by round: what slows a whole round cancels out."""
-    ours, theirs = (results.get(server, {}).get(scenario, []) for server in servers)
-    joined = [
-        join(float(a[figure]), float(b[figure]))
-        for a, b in zip(ours, theirs, strict=False)
-        if figure in a and figure in b and not a["errors"] and not b["errors"] and b[figure]
-    ]
-    return median(joined) if joined else None
-
-
-def ratio(a: float, b: float) -> float:
-    return a / b
-
-
-def difference(a: float, b: float) -> float:
-    return a - b
-
-
 def render_tables(results: Results) -> str:
     parts = []
     for title, columns in TABLES:
@@ -110,71 +64,6 @@ def render_tables(results: Results) -> str:
             lines.append(f"| {server} | " + " | ".join(cells) + " |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts)
-
-
-def judge(results: Results, extras: dict[str, float]) -> list[Row]:
-    """llmgw's figures against their goals, then those that have none."""
-
-    def row(
-        figure: str, value: float | None, unit: str, *, most: float | None = None, least: float | None = None
-    ) -> Row:
-        goal = f"<= {most:,g}" if most is not None else f">= {least:,g}" if least is not None else ""
-        met = None
-        if value is not None and goal:
-            met = value <= most if most is not None else value >= (least or 0)
-        return Row(figure=figure, value=value, unit=unit, goal=goal, met=met)
-
-    def against(peer: str, scenario: str, figure: str, join: Callable[[float, float], float] = ratio) -> float | None:
-        return paired(results, ("llmgw", peer), scenario, figure, join)
-
-    rows = [
-        row(
-            "requests/s at 32 connections, against vllm-router",
-            against("vllm-router", "c32", "requests_per_s"),
-            "x",
-            least=1.5,
-        ),
-        row(
-            "CPU per chunk at 512 x 20/s, against vllm-router",
-            against("vllm-router", "s512", "cpu_us_per_chunk"),
-            "x",
-            most=1.2,
-        ),
-        row(
-            "first byte at 1 connection, above nginx",
-            against("nginx", "ttfb", "first_p50_ms", difference),
-            "ms",
-            most=0.2,
-        ),
-        row("memory per idle open stream", middle(results, "llmgw", "idle", "kib_per_stream"), "KiB", most=10),
-        row("chunks/s passed of 160,000 offered", middle(results, "llmgw", "sat", "chunks_per_s"), "/s", least=140_000),
-        row(
-            "CPU per request at 32 connections, against nginx",
-            against("nginx", "c32", "cpu_us_per_request"),
-            "x",
-            most=3.0,
-        ),
-        row("CPU per chunk at 512 x 20/s, against nginx", against("nginx", "s512", "cpu_us_per_chunk"), "x", most=1.8),
-        row("growth with 32 slow readers", middle(results, "llmgw", "slow", "growth_mib"), "MiB", most=16),
-        row(
-            "CPU per request at 32 connections, against vllm-router",
-            against("vllm-router", "c32", "cpu_us_per_request"),
-            "x",
-        ),
-        row("requests/s at 32 connections, against nginx", against("nginx", "c32", "requests_per_s"), "x"),
-        row(
-            "requests/s at 256 connections, against vllm-router", against("vllm-router", "c256", "requests_per_s"), "x"
-        ),
-        row(
-            "chunks/s passed, nothing between (the mock's own most)",
-            middle(results, "mock", "sat", "chunks_per_s"),
-            "/s",
-        ),
-    ]
-    for named, value in extras.items():
-        figure, _, unit = named.rpartition(", ")
-        rows.append(row(figure, value, unit))
-    return rows
 
 
 def render_number(value: float) -> str:

@@ -98,6 +98,8 @@ def measure(
     argv += ["--enough", str(enough)]
     for pid in server.pids:
         argv += ["--watch", str(pid)]
+    for pid in server.beside:
+        argv += ["--beside", str(pid)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60 + scenario.seconds)
     if done.returncode != 0:
         return {"errors": 1, "first_error": done.stderr.strip() or f"the load generator ended with {done.returncode}"}

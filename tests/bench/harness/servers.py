@@ -8,7 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +36,14 @@ class Site:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Running:
-    """A server that answers: its port, and the processes whose cpu and memory are its own."""
+    """A server that answers: its port, and the processes whose cpu and memory are its own.
+
+    ``beside``: those that do a part of the work on another machine, if this were more than one.
+    """
 
     port: int
     pids: tuple[int, ...]
+    beside: tuple[int, ...] = ()
 
 
 Recipe = Callable[[Site], AbstractContextManager[Running]]
@@ -67,16 +71,16 @@ def ask(port: int, path: str = "/v1/chat/completions", *, model: str = MODEL) ->
 
 @contextmanager
 def run_server(
-    site: Site, name: str, argv: list[str], port: int, env: dict[str, str] | None = None
+    site: Site, name: str, argv: list[str], port: int, env: dict[str, str] | None = None, *, answer: int = 200
 ) -> Iterator[Running]:
-    """The server on the gateway's cpu, once it answers a completion."""
+    """The server on the gateway's cpu, once a completion is answered, with the status ``answer``."""
     log = site.log(name)
     with started(argv, log=log, cpus={site.cpus.gateway}, env=env) as process:
 
         def serves() -> bool:
             if process.poll() is not None:
                 raise StartError(f"{name} ended with {process.returncode}:\n{tail(log)}")
-            return ask(port) == 200
+            return ask(port) == answer
 
         try:
             wait_until(serves, seconds=START_SECONDS)
@@ -141,24 +145,40 @@ def run_llmgw(site: Site) -> Iterator[Running]:
     port = free_port()
     folder = site.folder / "llmgw"
     folder.mkdir(exist_ok=True)
+    node = write_yaml(
+        folder / "node.yaml",
+        {
+            "state": str(folder / "state"),
+            "cache": str(folder / "cache"),
+            "engines": describe_engines(site),
+            "models": [describe_model(site, folder)],
+        },
+    )
+    argv = [str(site.llmgw), "serve", "--config", str(node), "--port", str(port)]
+    with run_server(site, "llmgw", argv, port, make_environment(folder)) as running:
+        yield running
+
+
+def describe_engines(site: Site) -> dict[str, object]:
+    return {"bench": {"bin": str(site.mock)}}
+
+
+def describe_model(site: Site, folder: Path) -> dict[str, object]:
     weights = folder / "weights.bench"
     weights.write_text("no weights: the mock needs none\n")
     profile = {"name": "mock", "engine": "bench", "args": ["--cpu", str(site.cpus.load)]}
-    configuration = {
-        "state": str(folder / "state"),
-        "cache": str(folder / "cache"),
-        "engines": {"bench": {"bin": str(site.mock)}},
-        "models": [
-            {"name": MODEL, "source": str(weights), "scaling": {"min": 1, "max": 1}, "profiles": [profile]},
-        ],
-    }
-    node = folder / "node.yaml"
-    node.write_text(json.dumps(configuration, indent=2))  # JSON is YAML
+    return {"name": MODEL, "source": str(weights), "scaling": {"min": 1, "max": 1}, "profiles": [profile]}
+
+
+def write_yaml(path: Path, content: Mapping[str, object]) -> Path:
+    path.write_text(json.dumps(content, indent=2))  # JSON is YAML
+    return path
+
+
+def make_environment(folder: Path) -> dict[str, str]:
+    """For an llmgw that knows the bench's engine, and nothing of whoever runs the bench."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("LLMGW_")}
-    env |= {"PYTHONPATH": str(SOURCES / "plugin"), "HOME": str(folder)}
-    argv = [str(site.llmgw), "serve", "--config", str(node), "--port", str(port)]
-    with run_server(site, "llmgw", argv, port, env) as running:
-        yield running
+    return env | {"PYTHONPATH": str(SOURCES / "plugin"), "HOME": str(folder)}
 
 
 RECIPES: dict[str, Recipe] = {
