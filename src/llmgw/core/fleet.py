@@ -124,7 +124,11 @@ class Fleet:
     def statistics(self) -> FleetStatistics:
         """An immutable picture for people and programs that look on; never a basis for a change."""
         booked = self._roster.bookings()
-        replicas = sorted((life.replica for life in self._roster.lives.values()), key=lambda replica: replica.id)
+        on_node: dict[NodeId, list[Replica]] = {}
+        of_model: dict[ModelName, list[Replica]] = {}
+        for replica in sorted((life.replica for life in self._roster.lives.values()), key=lambda replica: replica.id):
+            on_node.setdefault(replica.shard.node, []).append(replica)
+            of_model.setdefault(replica.model, []).append(replica)
         return FleetStatistics(
             nodes=tuple(
                 NodeStatistics(
@@ -132,14 +136,14 @@ class Fleet:
                     lost=member.lost,
                     revision=member.revision,
                     booked_gb=booked.get(name, 0.0),
-                    replicas=tuple(replica for replica in replicas if replica.shard.node == name),
+                    replicas=tuple(on_node.get(name, ())),
                 )
                 for name, member in sorted(self._roster.members.items())
             ),
             models=tuple(
                 ModelStatistics(
                     model=model,
-                    replicas=tuple(replica for replica in replicas if replica.model == model.name),
+                    replicas=tuple(of_model.get(model.name, ())),
                     verdict=self._verdicts.get(model.name),
                 )
                 for model in self.catalog
