@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -18,9 +20,13 @@ import pytest
 import yaml
 from lab.cluster import Agent, Authority, Cable, OtherHost, Server
 from lab.running import wait_for, write_model
-from lab.wire import CHAT, Wire, chat, error_code, post
+from lab.wire import CHAT, Wire, chat, error_code, get, post
+
+from llmgw.pki.authority import certificate_pem, issue_node, key_pem
+from llmgw.pki.files import AuthorityFolder
 
 pytestmark = pytest.mark.slow
+CROWD = Path(__file__).parents[1] / "bench" / "agents.py"
 ENDLESS = {"tokens": 100_000, "interval_ms": 20}
 LONG = {"stream": True, "max_tokens": 1900, "temperature": 1.5, "ignore_eos": True}
 
@@ -206,6 +212,36 @@ def test_an_engine_that_is_killed_ends_its_streams_and_comes_back(pair: tuple[Se
         check_going(going)
     wait_for(lambda: len(server.replicas()) == 2 and first.engines(), "the next try")
     assert first.engine.pid != before
+    server.check_health()
+
+
+@pytest.mark.parametrize("victim", ["agent", "server"])
+def test_what_is_killed_while_an_engine_loads_finds_it_again(lab: Lab, tmp_path: Path, victim: str) -> None:
+    server = lab.server()
+    agent = lab.agent("n1", server)
+    wait_nodes(server, "n1")
+    path = write_model(tmp_path / "model", "--load-seconds", "6", scaling={"min": 1, "max": 1})
+    server.add(path)
+    wait_for(lambda: server.replicas("loading"), "an engine that loads")
+    pid = agent.engine.pid
+    killed: Agent | Server = agent if victim == "agent" else server
+    killed.kill()
+    killed.start()
+    (replica,) = server.wait_ready()
+    assert agent.engine.pid == pid
+    assert (replica["replica"], replica["node"]) == ("rep-m-1", "n1")
+    assert server.chat().status == 200
+    server.check_health()
+
+
+def test_a_model_that_is_removed_while_its_node_is_away_ends_when_it_is_back(pair: tuple[Server, Agent, Agent]) -> None:
+    server, first, second = pair
+    first.kill()
+    assert server.ctl("model", "rm", "m").returncode == 0
+    wait_for(lambda: not second.engines(), "the end of the engine that is told")
+    assert first.engines()
+    first.start()
+    wait_for(lambda: not first.engines(), "the end of the other one")
     server.check_health()
 
 
@@ -469,3 +505,36 @@ def test_the_real_llama_cpp_answers_over_a_trunk(lab: Lab, tmp_path: Path, weigh
     assert whole.choices[0].message.content
     events = list(client.chat.completions.create(stream=True, **asked))
     assert "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+
+
+def test_a_thousand_agents_are_held_by_one_server(lab: Lab) -> None:
+    """Control links alone, all of one process."""
+    count = 1000
+    server = lab.server()
+    folder = lab.folder / "crowd"
+    folder.mkdir()
+    authority = AuthorityFolder(lab.authority.pki).load(now=time.time())
+    (folder / "ca.pem").write_bytes(certificate_pem(authority.certificate))
+    nodes_of_crowd = [f"node{number:04d}" for number in range(count)]
+    for node in nodes_of_crowd:
+        issued = issue_node(authority, node, now=time.time())
+        (folder / f"{node}.pem").write_bytes(certificate_pem(issued.certificate))
+        (folder / f"{node}-key.pem").touch(mode=0o600)
+        (folder / f"{node}-key.pem").write_bytes(key_pem(issued.key))
+    argv = [sys.executable, str(CROWD), "--port", str(server.agent_port), "--folder", str(folder), "--over", "20"]
+    before = server.descriptors()
+    with (folder / "log").open("wb") as log:
+        crowd = subprocess.Popen([*argv, *nodes_of_crowd], stdout=log, stderr=log)
+    try:
+        wait_for(
+            lambda: len(server.look("status")["nodes"]) and server.look("status")["nodes"].get("ready") == count,
+            f"{count} nodes",
+            300,
+        )
+        assert server.ask(get("/health")).status == 200
+    finally:
+        crowd.kill()
+        crowd.wait()
+    wait_for(lambda: server.descriptors() <= before + 4, "the end of their connections", 100)
+    wait_for(lambda: server.look("status")["nodes"].get("lost") == count, "the end of their leases", 100)
+    server.check_health()

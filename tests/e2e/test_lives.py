@@ -6,13 +6,18 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from lab.running import Llmgw, free_port, wait_for
+from lab.running import EngineProcess, Llmgw, free_port, wait_for
 from lab.wire import CHAT, Wire, chat, error_code, get, post
+
+from llmgw.host.process import find_marked
+from llmgw.host.state import StateFolder
 
 pytestmark = pytest.mark.slow
 # For both engines a stream that goes on until somebody ends it.
@@ -108,7 +113,7 @@ def test_an_llmgw_that_is_killed_leaves_its_engine_to_the_next_one(
     wait_for(lambda: not is_alive(engine.pid), "the engine's end")
 
 
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT])
 def test_a_stop_leaves_no_process(launch: Callable[..., Llmgw], definition: str, signum: int) -> None:
     llmgw = launch("serve", definition, timeouts={"drain": "1s"}).start().wait_ready()
     engine = llmgw.engine
@@ -170,6 +175,166 @@ def test_any_free_port_can_be_taken_by_several(launch: Callable[..., Llmgw], def
     assert "Traceback" not in second.log
     assert content_of(first)
     assert first.stop() == 0
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+def test_several_that_take_any_free_port_may_start_at_once(launch: Callable[..., Llmgw], definition: str) -> None:
+    first = launch("serve", definition)
+    others = [launch("serve", definition, folder=first.folder / str(n), state=str(first.state)) for n in range(2)]
+    several = [each.start() for each in (first, *others)]
+    for each in several:
+        each.wait_ready()
+        assert content_of(each)
+    for each in several:
+        assert each.stop() == 0
+
+
+def redirect(llmgw: Llmgw, redirection: str, to: Path = Path("/dev/null")) -> Llmgw:
+    """Start it as a shell does, with ``"$0"`` for ``to``."""
+    llmgw.words = ["sh", "-c", f'exec "$@" {redirection}', str(to), *llmgw.words]
+    return llmgw.start()
+
+
+@contextlib.contextmanager
+def unread(path: Path) -> Iterator[Path]:
+    """A pipe that is full, and has a reader who doesn't read."""
+    os.mkfifo(path)
+    held = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        with contextlib.suppress(BlockingIOError):
+            while os.write(held, b"x" * 4096):
+                pass
+        yield path
+    finally:
+        os.close(held)
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGQUIT])
+def test_a_stdout_that_nobody_reads_stops_nothing_and_no_stop(
+    launch: Callable[..., Llmgw], definition: str, tmp_path: Path, signum: int
+) -> None:
+    llmgw = launch("serve", definition, port=free_port())
+    with unread(tmp_path / "unread") as out:
+        redirect(llmgw, '>"$0" 2>&1', out)
+        wait_for(lambda: answers(llmgw), "an answer", 110)
+        llmgw.running.send_signal(signum)
+        assert llmgw.wait_ended() == 0
+    assert left(llmgw) == []
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+def test_an_answer_that_nobody_reads_can_be_interrupted(
+    launch: Callable[..., Llmgw], definition: str, tmp_path: Path, signum: int
+) -> None:
+    llmgw = launch("demo", "--model", str(Path(definition).with_name("weights.fake")), "--ask", "hi")
+    with unread(tmp_path / "unread") as out:
+        redirect(llmgw, '>"$0"', out)
+        wait_for(lambda: any(asked(engine) for engine in llmgw.engines()), "the question", 110)
+        llmgw.running.send_signal(signum)
+        assert llmgw.wait_ended() == 130
+    assert left(llmgw) == []
+    assert "Traceback" not in llmgw.log
+
+
+def left(llmgw: Llmgw) -> list[int]:
+    """Every process of its folder that runs: engines, and programs that were asked for their version."""
+    return [stat.pid for folder in llmgw.state.glob("*") for stat in find_marked(StateFolder(folder).marker_prefix())]
+
+
+def answers(llmgw: Llmgw) -> bool:
+    with socket.socket() as probe:
+        listens = probe.connect_ex(llmgw.address) == 0
+    return listens and llmgw.chat(max_tokens=1).status == 200
+
+
+def asked(engine: EngineProcess) -> bool:
+    with contextlib.suppress(OSError):
+        return any(seen["body"] for seen in engine.requests())
+    return False
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+@pytest.mark.parametrize("redirection", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-", ">/dev/full 2>/dev/full"])
+def test_whatever_is_behind_the_three_descriptors_it_serves(
+    launch: Callable[..., Llmgw], definition: str, redirection: str
+) -> None:
+    llmgw = redirect(launch("serve", definition, port=free_port()), redirection)
+    wait_for(lambda: answers(llmgw), "an answer", 110)
+    assert llmgw.stop() == 0
+    assert left(llmgw) == []
+    assert "Traceback" not in llmgw.log
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+@pytest.mark.parametrize("redirection", ["<&- 2>&-", "2>/dev/full"])
+def test_an_answer_needs_nothing_but_stdout(launch: Callable[..., Llmgw], definition: str, redirection: str) -> None:
+    weights = str(Path(definition).with_name("weights.fake"))
+    llmgw = redirect(launch("demo", "--model", weights, "--ask", "hi"), redirection)
+    assert llmgw.wait_ended() == 0
+    assert llmgw.out.strip()
+
+
+@pytest.fixture
+def slow_version(tmp_path: Path) -> Path:
+    """A binary of the fake engine that does not tell its version as long as the file ``slow`` is beside it."""
+    path = tmp_path / "bin" / "fake"
+    path.parent.mkdir()
+    path.with_name("slow").touch()
+    path.write_text(
+        f'#!/bin/sh\n[ "$1" = --version ] && [ -e {path.parent}/slow ] && sleep 600\n'
+        f'exec {sys.executable} -m fake_engine "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_program_that_is_asked_for_its_version_is_not_left_behind(
+    launch: Callable[..., Llmgw], definition: str, slow_version: Path, signum: int
+) -> None:
+    """Not by a kill -9 either, once llmgw is started again."""
+    llmgw = launch("serve", definition, port=free_port(), engines={"fake": {"bin": str(slow_version)}}).start()
+    asked = wait_for(lambda: left(llmgw), "the question for its version")
+    llmgw.running.send_signal(signum)
+    ended = llmgw.wait_ended()
+    if signum == signal.SIGKILL:
+        slow_version.with_name("slow").unlink()
+        llmgw.start().wait_ready()
+        assert set(asked).isdisjoint(left(llmgw))
+        ended = llmgw.stop()
+    assert ended == 0
+    assert left(llmgw) == []
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+@pytest.mark.parametrize("rotten", ["serve-{port}", "serve-{port}/pages", "serve-{port}/shards", "serve-{port}/lock/x"])
+def test_a_state_folder_that_can_not_be_used_is_told_in_words(
+    launch: Callable[..., Llmgw], definition: str, rotten: str
+) -> None:
+    port = free_port()
+    llmgw = launch("serve", definition, port=port)
+    path = llmgw.state / rotten.format(port=port)
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert llmgw.start().wait_ended() in (1, 2)
+    assert "Traceback" not in llmgw.log
+    assert "mend that" in llmgw.log.splitlines()[-1]
+    assert left(llmgw) == []
+
+
+@pytest.mark.parametrize("definition", ["fake"], indirect=True)
+def test_what_fails_in_the_same_way_is_told_in_full_once(launch: Callable[..., Llmgw], definition: str) -> None:
+    with open(definition, encoding="utf-8") as file:
+        text = file.read().replace("args: []", "args: [--no-such-flag]")
+    with open(definition, "w", encoding="utf-8") as file:
+        file.write(text)
+    llmgw = launch("serve", definition).start()
+    llmgw.wait_said("failure 2 in a row")
+    assert llmgw.stop() == 0
+    assert sum("unrecognized" in line for line in llmgw.log.splitlines() if line.startswith("    ")) == 1
 
 
 @pytest.mark.e2e
