@@ -9,11 +9,17 @@ from pathlib import Path
 from typing import NoReturn
 
 import pytest
+from hypothesis import settings
 
 from llmgw.config.node import NodeConfig
 from llmgw.errors import LlmgwError
 from llmgw.standalone.model_file import DEMO_FILE, find_model
 from llmgw.standalone.settings import weights_cache
+
+
+# A deadline for each example would measure the machine, and what else runs on it.
+settings.register_profile("llmgw", deadline=None)
+settings.load_profile("llmgw")
 
 
 class Silent:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
+import json
+import re
 from typing import Annotated, Any
 
 import msgspec
@@ -12,6 +15,11 @@ from llmgw.dialects.refusal import TYPES, Refusal
 # What clients look for in a context overflow: the code (LangChain, Codex) or this text (litellm).
 OVERFLOW_TYPES = ("exceed_context_size_error",)
 OVERFLOW_TEXTS = ("maximum context length is", "exceeds the available context size", "prompt is too long")
+
+# An error that is too long to be read in full is told by the beginning of its message.
+MESSAGE_BYTES = 4096
+_TEXT = re.compile(rb'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*+')
+_MESSAGE = re.compile(rb'"(?:message|detail|error)"\s*:\s*"(' + _TEXT.pattern + rb")")
 
 _encode = msgspec.json.Encoder().encode
 
@@ -36,6 +44,11 @@ class _Reply(msgspec.Struct):
     usage: Usage | None = None
 
 
+class _WithError(msgspec.Struct):
+    error: dict[str, msgspec.Raw] | str | None = None
+
+
+_decode_with_error = msgspec.json.Decoder(_WithError).decode
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 _decode_with_usage = msgspec.json.Decoder(_WithUsage).decode
 _decode_usage = msgspec.json.Decoder(Usage).decode
@@ -60,23 +73,54 @@ def error_event(refusal: Refusal) -> bytes:
     return b"data: %b\n\n" % error_body(refusal)
 
 
+def is_error(document: bytes) -> bool:
+    """An event's data is an error of its own: ``error`` is one of its own fields, and says something."""
+    try:
+        return bool(_decode_with_error(document).error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return False
+
+
 def read_engine_error(status: int, body: bytes) -> Refusal:
-    """An engine's own error in one shape, whichever of theirs it had: nested, flat, a bare string, HTML, nothing."""
+    """An engine's own error in one shape, whichever of theirs it had: nested, flat, a bare string, HTML, nothing.
+
+    ``body`` may be the beginning of one that is too long to be read. A status that is no error's becomes 502.
+    """
     try:
         found: Any = msgspec.json.decode(body)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        found = None
+        found = {"message": _beginning_of_message(body)}
     error: Any = (found.get("error") or found) if isinstance(found, dict) else None
     fields: dict[str, Any] = error if isinstance(error, dict) else {}
     message = fields.get("message") or _detail(fields.get("detail")) or (error if isinstance(error, str) else None)
     if not isinstance(message, str) or not message:
-        message = f"The engine answered with status {status} and no explanation."
+        why = " and no explanation" if 400 <= status < 600 else ", which is neither a success nor an error"
+        message = f"The engine answered with status {status}{why}."
+    if not 400 <= status < 600:
+        status = 502
     kind, code, param = fields.get("type"), fields.get("code"), fields.get("param")
     if status == 400 and (kind in OVERFLOW_TYPES or any(text in message for text in OVERFLOW_TEXTS)):
         code = "context_length_exceeded"
     elif not isinstance(code, str) or not code:
         code = kind if isinstance(kind, str) and kind else TYPES.get(status, "engine_error")
     return Refusal(status=status, code=code, message=message, param=param if isinstance(param, str) else None)
+
+
+def _beginning_of_message(body: bytes) -> str | None:
+    """The message of an error that is cut off somewhere behind the beginning of it."""
+    found = _MESSAGE.search(body)
+    if found is None:
+        return None
+    try:
+        # half a character at the end is left out, as half an escape was
+        beginning = _TEXT.match(found[1], 0, MESSAGE_BYTES)
+        text = codecs.getincrementaldecoder("utf-8")().decode(beginning[0] if beginning is not None else b"")
+        said: str = json.loads(f'"{text}"', strict=False)
+    except ValueError:
+        return None
+    said = said.encode("utf-8", "replace").decode()
+    whole = body.startswith(b'"', found.end()) and len(found[1]) <= MESSAGE_BYTES
+    return said if whole else f"{said}…"
 
 
 def _detail(detail: Any) -> Any:

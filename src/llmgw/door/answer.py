@@ -15,7 +15,7 @@ from llmgw.door.http1 import ResponseHead
 from llmgw.door.relay import EventRelay, WholeRelay
 from llmgw.door.request import Outcome
 from llmgw.door.steps import SILENT, Collect, Failure, Forward, Relay, Relayed, Silent
-from llmgw.door.upstream import Upstream
+from llmgw.door.upstream import Upstream, explain_undialled
 
 if TYPE_CHECKING:
     from llmgw.door.drive import Run
@@ -58,6 +58,7 @@ class Answer:
         "_heard_at",
         "_reactor",
         "_request",
+        "_result",
         "_run",
         "_sent_at",
         "_silent_at",
@@ -87,6 +88,8 @@ class Answer:
         self._awaits_first = True
         # the exchange waits for the head
         self._awaiting = False
+        # how it ended, while the client has not taken the last of it
+        self._result: Relayed | None = None
         # the client does not read fast enough
         self._blocked = False
         self._blocked_bytes = 0
@@ -101,7 +104,7 @@ class Answer:
         try:
             self._upstream = self._run.door.pool.ask(step.address, step.request, self, bodyless=step.bodyless)
         except OSError as error:
-            return Failure(f"no connection to {step.address}: {error.strerror or error}", sent=False)
+            return explain_undialled(step.address, error)
         self._awaiting = True
         at = min(self._head_at, self._silent_at)
         if at != math.inf:
@@ -182,9 +185,10 @@ class Answer:
             return None
         self._upstream = None
         if self._events is not None:
-            return self._end_events(self._events, data)
+            return self._over(self._end_events(self._events, data))
         if self._whole is not None:
-            self._run.later(self._end_whole(self._whole, data))
+            out = self._whole.feed(data) if data else b""
+            self._over(self._end_whole(out + self._whole.end(), self._whole))
         return None
 
     def _keep_early(self, data: bytes, *, ended: bool) -> None:
@@ -247,7 +251,8 @@ class Answer:
                 # (a HEAD's answer has a length and no body)
                 known = head.content_length if self._request.head.method == "HEAD" else len(data)
                 self._client.start(self._request, head.status, step.headers, known)
-                return self._over_whole(data, self._whole)
+                self._over(self._end_whole(data, self._whole))
+                return LATER
             self._client.start(self._request, head.status, step.headers, length)
         if data or ended:
             self.moved(data, ended)
@@ -261,7 +266,7 @@ class Answer:
         self._arm()
         return LATER
 
-    def _end_events(self, relay: EventRelay, data: bytes) -> None:
+    def _end_events(self, relay: EventRelay, data: bytes) -> Relayed:
         out = relay.feed(data) if data else b""
         rest, complete = relay.end()
         out += rest
@@ -272,13 +277,26 @@ class Answer:
         self._events = None
         self._note_first(out)
         self._client.finish(out, close=not complete)
-        self._run.later(Relayed(problem, relay.usage_piece))
+        return Relayed(problem, relay.usage_piece)
 
-    def _end_whole(self, relay: WholeRelay, data: bytes) -> Relayed:
-        out = relay.feed(data) if data else b""
-        return self._over_whole(out + relay.end(), relay)
+    def _over(self, result: Relayed) -> None:
+        """The reply is complete, and over when the client has taken it."""
+        if self._client.transport.pending:
+            self._result = result
+            self._blocked = False
+            self._sent_at = self._reactor.now
+            self._block()
+        else:
+            self._run.later(result)
 
-    def _over_whole(self, out: bytes, relay: WholeRelay) -> Relayed:
+    def let_go(self, outcome: Outcome) -> None:
+        """The client is not waited for any longer."""
+        result, self._result = self._result, None
+        if result is not None:
+            self._request.outcome = outcome
+            self._run.later(result)
+
+    def _end_whole(self, out: bytes, relay: WholeRelay) -> Relayed:
         self._whole = None
         self._note_first(out)
         self._client.finish(out)
@@ -294,12 +312,14 @@ class Answer:
         if relay is None:
             self._client.cut()
             return self._run.later(Relayed(reason, timed_out=timed_out))
-        usage_piece = relay.usage_piece
+        if relay.done:
+            # what breaks after the last word breaks nothing
+            return self._over(self._end_events(relay, b""))
         if relay.at_boundary:
             self._client.finish(error_event(_broken_stream(reason)), close=True)
         else:
             self._client.cut()
-        return self._run.later(Relayed(reason, usage_piece, timed_out))
+        return self._over(Relayed(reason, relay.usage_piece, timed_out))
 
     # -- to the client
 
@@ -323,7 +343,10 @@ class Answer:
 
     def drained(self) -> None:
         """The client has taken all that was sent."""
-        if self._blocked:
+        if self._result is not None:
+            result, self._result = self._result, None
+            self._run.later(result)
+        elif self._blocked:
             self._blocked = False
             self._heard_at = self._sent_at = self._reactor.now
             # the next comment is due before the time that a client who does not read has
@@ -367,8 +390,11 @@ class Answer:
         elif self._events is not None:
             self._look_at_stream(self._events, now)
         elif (self._whole is not None or self._collect is not None) and now >= self._next():
-            which = "generation" if now >= self._whole_limit() else "idle"
-            self._broken(f"the whole reply took longer than timeouts.{which}", timed_out=True)
+            timeouts = self._timeouts
+            reason = f"the engine was silent for {timeouts.idle:g} s (timeouts.idle)"
+            if now >= self._whole_limit():
+                reason = f"the whole reply took longer than {timeouts.generation:g} s (timeouts.generation)"
+            self._broken(reason, timed_out=True)
         if not self._run.over:
             self._arm()
 
@@ -401,7 +427,11 @@ class Answer:
             seconds = timeouts.response_header
             self._broken(f"the engine sent no event within {seconds:g} s (timeouts.response_header)", timed_out=True)
         elif now >= self._sent_at + timeouts.keep_alive_comment and relay.at_boundary:
-            self._send(COMMENT)
+            if relay.done:
+                # the engine has nothing to say that a client would wait for, and does not end its answer
+                self._broken("the engine did not end its stream")
+            else:
+                self._send(COMMENT)
 
 
 def _broken_stream(reason: str) -> Refusal:

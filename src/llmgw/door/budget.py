@@ -33,6 +33,11 @@ class Budget:
             for owner, call in waiting:
                 self._reactor.call_soon(owner, call)
 
+    def resize(self, total: int) -> None:
+        """Another total from here on; what is taken stays taken."""
+        self.left += total - self.total
+        self.total = total
+
     def wait(self, owner: Owner, call: Callable[[], None]) -> None:
         """Call once, after the next bytes came back; whoever still finds none waits again."""
         self._waiting.append((owner, call))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from email.utils import formatdate
 from enum import Enum, auto
@@ -60,6 +59,9 @@ class Framing(Enum):
 
 
 FEW_HEADERS = 3
+# What is kept of the beginnings of replies, so that those of every day are not made again.
+MAX_KNOWN = 256
+MAX_KNOWN_BYTES = 512
 # What a client may leave unread of its answers before the next request that it has sent is begun.
 UNREAD_BYTES = 64 * 1024
 # An enum's member is looked up by its class each time; this one is needed for each token.
@@ -68,17 +70,23 @@ CHUNKED = Framing.CHUNKED
 
 def first_lines(status: int, headers: Headers) -> bytes:
     """The status line and the headers that an exchange chose."""
-    # a page's many are never the same twice, and may hold a cookie that is to be kept nowhere
-    return _known_lines(status, headers) if len(headers) <= FEW_HEADERS else _make_lines(status, headers)
+    known = _known_lines.get((status, headers))
+    return known if known is not None else _make_lines(status, headers)
 
 
 def _make_lines(status: int, headers: Headers) -> bytes:
     lines = [b"HTTP/1.1 %d %b\r\n" % (status, REASONS.get(status, "Unknown").encode())]
     lines.extend(b"%b: %b\r\n" % header for header in headers)
-    return b"".join(lines)
+    made = b"".join(lines)
+    # a page's many are never the same twice, and may hold a cookie that is to be kept nowhere
+    if len(headers) <= FEW_HEADERS and len(made) <= MAX_KNOWN_BYTES:
+        if len(_known_lines) >= MAX_KNOWN:
+            _known_lines.clear()
+        _known_lines[status, headers] = made
+    return made
 
 
-_known_lines = functools.lru_cache(maxsize=256)(_make_lines)
+_known_lines: dict[tuple[int, Headers], bytes] = {}
 _date = (0, b"")
 
 
@@ -99,6 +107,7 @@ class Client:
 
     __slots__ = (
         "_framing",
+        "_head_timed",
         "_held",
         "_keep",
         "_queue",
@@ -128,7 +137,7 @@ class Client:
         self._framing = Framing.NONE
         self._held = b""
         self._keep = True
-        self._waits_for_room = False
+        self._waits_for_room = self._head_timed = False
         self._unread = 0
         self.deadline = Deadline(door.reactor, self, self._look_at_clock)
         self.deadline.set(door.reactor.now + door.timeouts.keep_alive)
@@ -147,7 +156,9 @@ class Client:
         if run is None:
             if events:
                 self.door.reactor.call_soon(self, self.pump)
-            elif self._reader.in_head and self.deadline.at > self.door.reactor.now + self.door.timeouts.head:
+            elif self._reader.in_head and not self._head_timed and not self.transport.pending:
+                # from its first byte, however near the end of keep_alive that came
+                self._head_timed = True
                 self.deadline.set(self.door.reactor.now + self.door.timeouts.head)
         elif run.wants_body:
             self.deadline.set(self.door.reactor.now + self.door.timeouts.body)
@@ -375,8 +386,12 @@ class Client:
     def cut(self) -> None:
         """The reply can't be completed: end the connection so that the client can tell."""
         self._keep = False
+        self._break_off()
         self.replying = False
-        if self._framing is Framing.CLOSE:
+
+    def _break_off(self) -> None:
+        """End the connection now, whatever is on it."""
+        if self._framing is Framing.CLOSE and (self.replying or self.transport.pending):
             # an ordinary end of the connection would be the end of this reply
             self.transport.reset()
         else:
@@ -406,7 +421,8 @@ class Client:
         timeouts = self.door.timeouts
         self._unread = self.transport.pending
         # the next request may have begun behind this one
-        next_seconds = timeouts.head if self._reader.in_head else timeouts.keep_alive
+        begun = self._head_timed = self._reader.in_head
+        next_seconds = timeouts.head if begun else timeouts.keep_alive
         seconds = timeouts.idle if self._unread else next_seconds
         self.deadline.set(self.door.reactor.now + seconds)
         if self._queue:
@@ -418,10 +434,11 @@ class Client:
     def gone(self, outcome: Outcome = Outcome.CLIENT_LEFT) -> None:
         """The connection is over, whatever was on it."""
         run = self._run
-        self.transport.abort()
+        self._break_off()
         if run is not None:
             if self.replied:
-                # it has its answer; the exchange is about to notice and to settle
+                # it has its answer, or will never take the rest; the exchange is about to notice and to settle
+                run.let_go(outcome)
                 return
             self._run = None
             run.close(outcome)
@@ -439,12 +456,14 @@ class Client:
         if run is not None and not self.replied and not self.transport.closed:
             return run.stop()
         # what was answered in full may still be on its way; an exchange that is left is about to notice and to settle
+        if run is not None:
+            run.let_go(Outcome.STOPPED)
         self.transport.close(linger=run is not None or self.transport.pending > 0)
         return self.transport_over()
 
     def transport_over(self) -> None:
         """Leave the door's list and the buckets; break the reader's cycle."""
-        self.deadline.drop()
+        self.deadline.end()
         self._reader.close()
         self._queue.clear()
         self.door.forget(self)

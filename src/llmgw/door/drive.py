@@ -113,7 +113,7 @@ class Run:
         if client.replied:
             client.exchange_over()
         elif client.replying:
-            client.transport.abort()
+            client.cut()
             client.transport_over()
         else:
             message = f"llmgw failed on this request; its log has the reason under {self.request.id}."
@@ -226,21 +226,20 @@ class Run:
         self, scope: trio.CancelScope, call: Callable[..., Awaitable[Any]], args: tuple[Any, ...]
     ) -> None:
         value: Any = None
-        failed: Exception | None = None
         with scope:
             try:
                 value = await call(*args)
             except Exception as error:
                 log.error("request %s: what it waited for failed", self.request.id, exc_info=error)
-                failed = error
-        if self._scope is scope:
-            self._scope = None
+                self._scope = None
+                if not self.over:
+                    # from here, for an error that outlives this clause and the frame that it names keep each other
+                    self.door.reactor.call_soon(self, self.on_crash, error)
+                return
         if self.over or scope.cancelled_caught:
             return
-        if failed is not None:
-            self.door.reactor.call_soon(self, self.on_crash, failed)
-        else:
-            self.later(value)
+        self._scope = None
+        self.later(value)
 
     # -- the engine
 
@@ -261,6 +260,11 @@ class Run:
         """The time asked for has come (or another one)."""
         if self._answer is not None and not self.over:
             self._answer.look_at_clock()
+
+    def let_go(self, outcome: Outcome) -> None:
+        """The client takes no more of a reply that is complete: if some of it still waits, it ends as ``outcome``."""
+        if self._answer is not None:
+            self._answer.let_go(outcome)
 
     def drained(self) -> None:
         """The client has taken all that was sent."""

@@ -29,6 +29,7 @@ from llmgw.door.steps import (
     SILENT,
     Await,
     Collect,
+    Destination,
     Failure,
     Forward,
     Headers,
@@ -40,7 +41,6 @@ from llmgw.door.steps import (
     Reply,
     Step,
 )
-from llmgw.reactor.transports import Address
 
 CHAT = "/v1/chat/completions"
 INFERENCE = frozenset({CHAT, "/v1/completions", "/v1/embeddings"})
@@ -81,7 +81,7 @@ class Route:
     """A ready replica that was chosen, and what has to be known to speak to it."""
 
     replica: str
-    address: Address
+    address: Destination
     served_name: str
     usage_in_streams: bool = True
 
@@ -113,7 +113,7 @@ class Gateway(Protocol):
     def absent(self, model: Model) -> Refusal:
         """Why no replica of this model answers, and when to try again."""
 
-    def pages(self) -> Address | None:
+    def pages(self) -> Destination | None:
         """Where everything that is no engine's is answered; None while that is not up."""
 
     def settle(self, request: Request) -> None:
@@ -129,7 +129,8 @@ def exchange(request: Request, gateway: Gateway, origins: Origins, timeouts: Tim
         elif request.path in INFERENCE and request.head.method == "POST":
             yield from _infer(request, gateway, timeouts)
         elif request.head.method == "OPTIONS":
-            yield Reply(204, headers=origins.preflight(request.head))
+            allowed = origins.preflight(request.head)
+            yield Refuse(allowed) if isinstance(allowed, Refusal) else Reply(204, headers=allowed)
         else:
             yield from _dispatch(request, gateway, timeouts)
         if request.outcome is None:
@@ -208,6 +209,8 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
             yield Refuse(read)
             return
         request.body = read
+        # the request holds it, and lets go of it when an engine has answered; this frame lasts as long as a stream
+        del read
     asked: Asked | Refusal
     if len(request.body) <= INLINE_BODY_BYTES:
         asked = read_body(request.body, chat=request.path == CHAT)
@@ -293,6 +296,11 @@ def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
     if isinstance(answer, Failure):
         return (yield from _report_failure(request, route, answer))
     assert isinstance(answer, ResponseHead)  # noqa: S101 - what is left of Forward's answers
+    if answer.coding is not None:
+        reason = (
+            f"its answer has the Content-Encoding {answer.coding.decode('latin-1')[:100]!r}, which nobody asked for"
+        )
+        return (yield from _report_failure(request, route, Failure(reason, sent=True)))
     if not 200 <= answer.status < 300:
         return (yield from _report_engine_error(request, answer))
     content_type = answer.get(b"content-type") or b"application/json"
@@ -345,19 +353,23 @@ def _forward(route: Route, call: _Call) -> Forward | Refuse:
     return Forward(route.address, request_bytes, False, timeouts.generation or None)
 
 
-def _request_bytes(request: Request, address: Address, body: bytes) -> bytes:
+def _request_bytes(request: Request, address: Destination, body: bytes) -> bytes:
     lines = _request_lines(request.path, address)
     return b"%b%b\r\ncontent-length: %d\r\n\r\n%b" % (lines, request.id.encode(), len(body), body)
 
 
 @functools.lru_cache(maxsize=1024)
-def _request_lines(path: str, address: Address) -> bytes:
-    host = address if isinstance(address, str) else f"{address[0]}:{address[1]}"
+def _request_lines(path: str, address: Destination) -> bytes:
+    # whoever sits behind a trunk has no address here
+    host = f"{address[0]}:{address[1]}" if isinstance(address, tuple) else "localhost"
     return (f"POST {path} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\nx-request-id: ").encode()
 
 
 def _report_failure(request: Request, route: Route, failure: Failure) -> Generator[Step, Any, Refusal | None]:
     request.problem = f"replica {route.replica}: {failure.reason}"
+    if failure.busy:
+        yield Refuse(_no_resources(failure))
+        return None
     if failure.timed_out:
         request.outcome = Outcome.TIMED_OUT
         message = f"The engine did not answer in time: {failure.reason}."
@@ -376,10 +388,15 @@ def _report_failure(request: Request, route: Route, failure: Failure) -> Generat
     return None
 
 
+def _no_resources(failure: Failure) -> Refusal:
+    message = f"This server is at its limits: {failure.reason}. Try again, or give it more (ulimit -n)."
+    return Refusal(status=503, code="server_busy", message=message, retry_after=2)
+
+
 def _report_engine_error(request: Request, answer: ResponseHead) -> Generator[Step, Any, Refusal | None]:
     body: bytes = yield Collect(ENGINE_ERROR_BYTES)
-    status = answer.status if 400 <= answer.status < 600 else 502
-    refusal = openai.read_engine_error(status, body)
+    refusal = openai.read_engine_error(answer.status, body)
+    status = refusal.status
     request.problem = f"the engine answered {answer.status}: {refusal.message[:300]}"
     if status in ELSEWHERE or status == 429:
         after = answer.get(b"retry-after") or b""
@@ -405,23 +422,24 @@ def _turn_page(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         message = "The pages are not up yet."
         yield Refuse(Refusal(status=503, code="starting", message=message, retry_after=1))
         return
-    body = b""
-    if request.body is not None:
-        body = request.body
-    elif request.head.has_body:
+    if request.body is None and request.head.has_body:
         read: bytes | Refusal = yield ReadBody()
         if isinstance(read, Refusal):
             yield Refuse(read)
             return
-        body = read
+        request.body = read
+        del read
     answer: ResponseHead | Failure = yield Forward(
         address,
-        _page_request(request, body),
+        _page_request(request, request.body or b""),
         bodyless=request.head.method == "HEAD",
         head_seconds=timeouts.response_header,
     )
     if isinstance(answer, Failure):
         request.problem = f"pages: {answer.reason}"
+        if answer.busy:
+            yield Refuse(_no_resources(answer))
+            return
         request.outcome = Outcome.ENGINE_FAILED
         yield Refuse(Refusal(status=502, code="pages_failed", message="The page could not be made.", retry_after=1))
         return

@@ -18,6 +18,10 @@ from llmgw.door.known import KnownHead, find_end, learn
 MAX_FIELDS = 256
 # An engine's head is trusted more than a client's, but not with all our memory.
 MAX_RESPONSE_HEAD = 256 * 1024
+# What the parser says of a version that it does not know, and of the words with which HTTP/2 begins.
+VERSION_ERRORS = frozenset({"Invalid HTTP version", "Pause on PRI/Upgrade"})
+# A method, of which the parser does not tell before its target has begun, and what may stand before it.
+METHOD_BYTES = 32
 # A peer whose heads are never the same twice (an id in each) is not looked at for ever.
 MAX_MISSES = 8
 
@@ -111,12 +115,14 @@ class RequestReader:
         "_in_body",
         "_known",
         "_left",
+        "_looked",
         "_max_head",
         "_misses",
         "_parser",
         "_parts",
         "_repeated",
         "_replaying",
+        "_start",
         "_target",
         "_unfinished",
         "_unheard",
@@ -133,6 +139,10 @@ class RequestReader:
         self._head: RequestHead | None = None
         self._fields: dict[bytes, bytes] = {}
         self._target = b""
+        # the bytes in which the present head begins, and perhaps some before them
+        self._start: bytes | bytearray = b""
+        # how far these were looked at for first lines
+        self._looked = 0
         # bytes fed since the last event
         self._unheard = 0
         # lines of fields that had come before
@@ -222,6 +232,12 @@ class RequestReader:
     def _parse(self, data: bytes) -> list[RequestEvent]:
         if self._parser is None or self.problem is not None:
             return []
+        if not self._start:
+            self._start = data
+        else:
+            if isinstance(self._start, bytes):
+                self._start = bytearray(self._start)
+            self._start += data
         self._fed += len(data)
         stopped: Exception | None = None
         try:
@@ -240,7 +256,12 @@ class RequestReader:
             # (the parser does not tell of a next request that has come no further than its method)
             self.in_head = bool(self._target)
             self._unheard = 0
+            rest = self._start[self._looked :]
+            self._start = bytes(rest if self._target else rest[-METHOD_BYTES:].rpartition(b"\n")[2])
+            self._looked = 0
             return events
+        if self._in_body:
+            self._start, self._looked = b"", 0
         self._look_at_rest(events, data)
         return events
 
@@ -274,6 +295,8 @@ class RequestReader:
                 if not isinstance(reason, _Refused):
                     raise stopped
                 return self._refuse(reason.problem)
+            elif str(stopped) in VERSION_ERRORS:
+                return self._refuse(_unknown_version())
             elif isinstance(stopped, httptools.HttpParserError):
                 message = f"This is not a well-formed HTTP/1.1 request: {stopped}."
                 return self._refuse(Problem(400, "invalid_http", message))
@@ -292,6 +315,7 @@ class RequestReader:
         self._parser = None
         self._known = None
         self._left = 0
+        self._start = b""
 
     def _refuse(self, problem: Problem) -> None:
         if self.problem is None:
@@ -338,6 +362,9 @@ class RequestReader:
             self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            # a trailer: nothing here wants one, and no rule for heads is one for trailers
+            return
         name = name.lower()
         fields = self._fields
         if name in fields:
@@ -363,8 +390,7 @@ class RequestReader:
         minor = 1
         if version != "1.1":
             if version != "1.0":
-                message = f"HTTP/{version} is not served here: use HTTP/1.1."
-                raise _Refused(Problem(505, "version_not_supported", message))
+                raise _Refused(_unknown_version())
             minor = 0
         elif b"host" not in fields:
             raise _Refused(Problem(400, "invalid_host", "An HTTP/1.1 request must have a Host header."))
@@ -375,10 +401,16 @@ class RequestReader:
         if b"content-length" in fields and not chunked:
             length = int(fields[b"content-length"])
         method = parser.get_method().decode()
+        # the parser takes relatives of HTTP for it (RTSP, ICE), and says of none which it was
+        line = b"%b %b HTTP/1." % (method.encode(), self._target)
+        at = self._start.find(line, self._looked)
+        self._looked = at + len(line)
+        if at < 0:
+            message = "The first line of the request is not one of HTTP/1.1: a method, a target, HTTP/1.1."
+            raise _Refused(Problem(400, "invalid_http", message))
         self._head = RequestHead(method, self._target, minor, fields, parser.should_keep_alive(), length, chunked)
         self._in_body = True
         self.in_head = False
-        # trailers go into a dict that nobody reads: nothing here wants one
         self._fields = {}
         self._events.append(self._head)
 
@@ -409,12 +441,29 @@ class RequestReader:
         self._events.append(END)
 
 
+def _unknown_version() -> Problem:
+    return Problem(505, "version_not_supported", "This version of HTTP is not served here: use HTTP/1.1.")
+
+
 def _too_many_fields() -> Problem:
     return Problem(431, "headers_too_large", f"The request has more than {MAX_FIELDS} header fields.")
 
 
 def _head_too_large(limit: int) -> Problem:
     return Problem(431, "headers_too_large", f"The request's head is larger than {limit} bytes.")
+
+
+# An answer's first byte, or one that may stand before it; nothing yet is as good.
+_BEGINNINGS = (b"H", b"\r", b"\n", b"")
+
+
+def _cause_of(error: Exception) -> BaseException:
+    """What a callback of ours raised. (Not a local of the frame that raises it again: they would keep each other.)"""
+    return error.__context__ or error
+
+
+def _show(value: bytes) -> str:
+    return repr(value[:100].decode("latin-1"))
 
 
 class BadResponse(Exception):  # noqa: N818 - a fact about an engine, told in a sentence
@@ -428,6 +477,8 @@ class ResponseHead(msgspec.Struct):
     headers: list[tuple[bytes, bytes]] = []
     keep_alive: bool = False
     content_length: int | None = None
+    # its Content-Encoding, which nobody asked for
+    coding: bytes | None = None
     # the whole body, where it came with the head
     body: bytes | None = None
 
@@ -447,6 +498,7 @@ class ResponseReader:
         "_body",
         "_bodyless",
         "_chunked",
+        "_coding",
         "_fields",
         "_framed",
         "_interim",
@@ -472,6 +524,7 @@ class ResponseReader:
         self._bodyless = self._interim = self._framed = False
         self._fields: list[tuple[bytes, bytes]] = []
         self._length: bytes | None = None
+        self._coding: bytes | None = None
         self._chunked = False
         self._size = 0
         # a head of this connection, as bytes and as read; tries since one was of use
@@ -498,6 +551,9 @@ class ResponseReader:
                 body = self._recall(self._known, data)
                 if body is not None:
                     return body
+            if self._size == 0 and data[:1] not in _BEGINNINGS:
+                # RTSP, which the parser takes for HTTP
+                raise BadResponse("the engine's answer is not well-formed HTTP: it begins with something else")
             # many interim answers, or one head that never ends
             self._size += len(data)
             if self._size > MAX_RESPONSE_HEAD + len(data):
@@ -506,6 +562,8 @@ class ResponseReader:
             parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             raise BadResponse("the engine switched protocols unasked") from None
+        except httptools.HttpParserCallbackError as error:
+            raise _cause_of(error) from None
         except httptools.HttpParserError as error:
             self.spoiled = True
             if not self.ended:
@@ -540,7 +598,7 @@ class ResponseReader:
 
     def _learn(self, data: bytes) -> None:
         head, size = self.head, find_end(data)
-        if head is not None and size and head.content_length == len(data) - size:
+        if head is not None and size and head.content_length == len(data) - size and head.coding is None:
             self._misses += 1
             known = learn(data, size)
             # without the body, which is put into the head on its way
@@ -563,7 +621,7 @@ class ResponseReader:
 
     def on_message_begin(self) -> None:
         self._fields = []
-        self._length = None
+        self._length = self._coding = None
         self._chunked = False
         if self.ended:
             self.spoiled = True
@@ -575,7 +633,11 @@ class ResponseReader:
         if name == b"content-length":
             self._length = value
         elif name == b"transfer-encoding":
-            self._chunked = value.strip().lower().endswith(b"chunked")
+            if self._chunked or value.strip().lower() != b"chunked":
+                raise BadResponse(f"the engine's answer is coded as {_show(value)}, which nobody asked for")
+            self._chunked = True
+        elif name == b"content-encoding" and value.strip().lower() not in (b"", b"identity"):
+            self._coding = value
         self._fields.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -588,9 +650,12 @@ class ResponseReader:
         if self._interim:
             return
         if status < 100:
-            raise BadResponse(f"{status} is no HTTP status")
+            raise BadResponse(f"the engine's answer is not well-formed HTTP: {status:03} is no status")
+        if parser.get_http_version() not in ("1.1", "1.0"):
+            raise BadResponse(f"the engine answered in HTTP/{parser.get_http_version()}")
         length = self._length
         head = self.head = ResponseHead(status, self._fields, parser.should_keep_alive())
+        head.coding = self._coding
         if self._chunked:
             self._framed = True
         elif length is not None:

@@ -18,6 +18,8 @@ _LOOPBACK_ORIGIN = re.compile(rb"https?://(?:localhost|127(?:\.\d{1,3}){3}|\[::1
 EXPOSED = b"x-request-id, retry-after"
 METHODS = b"GET, HEAD, POST, DELETE, OPTIONS"
 PREFLIGHT_SECONDS = b"600"
+# A page asks for a dozen headers at most; all of it goes back to it.
+MAX_WANTED_BYTES = 4096
 
 
 class Origins:
@@ -70,15 +72,19 @@ class Origins:
         origin = head.headers.get(b"origin")
         if origin is None or not self.allows(origin):
             return b""
-        return b"access-control-allow-origin: %b\r\nvary: origin\r\naccess-control-expose-headers: %b\r\n" % (
+        lines = b"access-control-allow-origin: %b\r\nvary: origin\r\naccess-control-expose-headers: %b\r\n" % (
             origin,
             EXPOSED,
         )
+        wanted = head.headers.get(b"access-control-request-headers") if head.method == "OPTIONS" else None
+        if wanted is not None and len(wanted) <= MAX_WANTED_BYTES:
+            # here and not among the answer's own headers, which are kept for the next answer
+            lines += b"access-control-allow-headers: %b\r\n" % wanted
+        return lines
 
-    def preflight(self, head: RequestHead) -> Headers:
-        """What a browser asks before it sends: any header that it wants to send, it may."""
-        wanted = head.headers.get(b"access-control-request-headers")
-        headers: Headers = ((b"access-control-allow-methods", METHODS), (b"access-control-max-age", PREFLIGHT_SECONDS))
-        if wanted is not None:
-            headers += ((b"access-control-allow-headers", wanted),)
-        return headers
+    def preflight(self, head: RequestHead) -> Headers | Refusal:
+        """What a browser asks before it sends: any header that it wants to send, it may (``headers`` says which)."""
+        if len(head.headers.get(b"access-control-request-headers", b"")) > MAX_WANTED_BYTES:
+            message = f"Access-Control-Request-Headers is longer than {MAX_WANTED_BYTES} bytes."
+            return Refusal(status=431, code="headers_too_large", message=message)
+        return ((b"access-control-allow-methods", METHODS), (b"access-control-max-age", PREFLIGHT_SECONDS))

@@ -11,7 +11,7 @@ import re
 from typing import Protocol
 
 from llmgw.core.sse import data_of, events, last_boundary
-from llmgw.dialects.openai import Usage, read_reply_usage, read_usage
+from llmgw.dialects.openai import Usage, is_error, read_reply_usage, read_usage
 
 HOLD_BYTES = 64 * 1024
 KEEP_BYTES = 64 * 1024
@@ -86,8 +86,15 @@ class EchoAlias:
         return held
 
 
-# The last word of a stream: [DONE] as an event of its own, or an error of the engine's own.
-_COMPLETE = re.compile(rb"""(?m)^data: ?\[DONE\]\r?$|"error"\s*:\s*["{]|^event: ?error\r?$""")
+_ERROR_EVENT = re.compile(rb"^event: ?error\r?$", re.MULTILINE)
+
+
+def _is_last_word(event: bytes) -> bool:
+    """[DONE], or an error of the engine's own, which no delta that talks of errors is."""
+    data = data_of(event).strip()
+    if not data or b"error" not in event:
+        return data == b"[DONE]"
+    return _ERROR_EVENT.search(event) is not None or is_error(data)
 
 
 class EventRelay:
@@ -159,7 +166,15 @@ class EventRelay:
         if out:
             # a last event without its blank line would be dropped by every reader
             out = self.feed(out.rstrip(b"\r\n") + b"\n\n")
-        return out, _COMPLETE.search(self._last) is not None
+        return out, self.done
+
+    @property
+    def done(self) -> bool:
+        """The stream has had its last word: nothing that comes, or fails to come, after it matters."""
+        if self._held.strip():
+            return self.at_boundary and _is_last_word(bytes(self._held))
+        told = [event for start, end in events(self._last) if data_of(event := self._last[start:end])]
+        return bool(told) and _is_last_word(told[-1])
 
 
 class WholeRelay:

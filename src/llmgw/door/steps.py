@@ -10,12 +10,15 @@ from typing import Any
 
 import msgspec
 
+from llmgw.core.replica import ShardAddress
 from llmgw.dialects.refusal import Refusal
 from llmgw.door.http1 import ResponseHead
 from llmgw.door.relay import Filter
 from llmgw.reactor.transports import Address
 
 Headers = tuple[tuple[bytes, bytes], ...]
+# Where a request goes: what can be dialled, or a shard behind its node's trunk.
+Destination = Address | ShardAddress
 
 
 class ReadBody(msgspec.Struct, frozen=True):
@@ -37,7 +40,7 @@ class Forward(msgspec.Struct, frozen=True):
     the rest of it.
     """
 
-    address: Address
+    address: Destination
     request: bytes
     bodyless: bool = False
     head_seconds: float | None = None
@@ -59,11 +62,13 @@ class Failure(msgspec.Struct, frozen=True):
     """A request to an engine that came to nothing: ``reason`` in words.
 
     ``sent`` False means that the engine can't have seen it; ``timed_out`` tells a silent engine from a broken one.
+    ``busy``: this machine had nothing left to reach it with, and no engine can help that.
     """
 
     reason: str
     sent: bool
     timed_out: bool = False
+    busy: bool = False
 
 
 class Collect(msgspec.Struct, frozen=True):

@@ -6,19 +6,22 @@ takes the connection with it.
 
 from __future__ import annotations
 
+import errno
 import math
 from typing import Protocol
 
+from llmgw.core.replica import ShardAddress
 from llmgw.door.http1 import BadResponse, ResponseHead, ResponseReader
-from llmgw.door.steps import Failure
+from llmgw.door.steps import Destination, Failure
 from llmgw.reactor.loop import Deadline, Reactor
-from llmgw.reactor.transports import Address, Plain, Transport
+from llmgw.reactor.transports import Plain, Transport
 
 # Engines close an idle connection after 5 s (uvicorn, httplib); one that is reused just then loses its request.
 IDLE_SECONDS = 2.0
 # A kept connection that ends within this time of a request was closed before it came; later the engine had it.
 RACE_SECONDS = 1.0
 MAX_IDLE = 256
+OUT_OF_RESOURCES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
 class Lender(Protocol):
@@ -42,12 +45,25 @@ class Lender(Protocol):
 class Dialer(Protocol):
     """Opens a transport to an address; tests hand in memory."""
 
-    def __call__(self, reactor: Reactor, address: Address, owner: Upstream) -> Transport: ...
+    def __call__(self, reactor: Reactor, address: Destination, owner: Upstream) -> Transport: ...
 
 
-def dial(reactor: Reactor, address: Address, owner: Upstream) -> Transport:
-    """A socket."""
+def dial(reactor: Reactor, address: Destination, owner: Upstream) -> Transport:
+    """A socket. OSError for what can't be dialled."""
+    if isinstance(address, ShardAddress):
+        raise OSError(errno.EHOSTUNREACH, "its node is not dialled, and has no trunk here")
     return Plain.connect(reactor, address, owner, connected=owner.connected)
+
+
+def show_address(address: Destination) -> str:
+    """As it stands in a sentence."""
+    return f"{address[0]}:{address[1]}" if isinstance(address, tuple) else str(address)
+
+
+def explain_undialled(address: Destination, error: OSError) -> Failure:
+    """Not even a socket could be had, or no trunk."""
+    reason = f"no connection to {show_address(address)}: {error.strerror or error}"
+    return Failure(reason, sent=False, busy=error.errno in OUT_OF_RESOURCES)
 
 
 class Pool:
@@ -57,13 +73,13 @@ class Pool:
         self.reactor = reactor
         self.connect_seconds = connect_seconds
         self._dial = dialer
-        self._idle: dict[Address, list[Upstream]] = {}
+        self._idle: dict[Destination, list[Upstream]] = {}
         self._aging = Deadline(reactor, self, self._age)
 
     def on_crash(self, error: Exception) -> None:
         """Nothing of its own to end."""
 
-    def ask(self, address: Address, request: bytes, run: Lender, *, bodyless: bool) -> Upstream:
+    def ask(self, address: Destination, request: bytes, run: Lender, *, bodyless: bool) -> Upstream:
         """Send ``request`` on a kept or a new connection, lent to ``run`` until its answer is complete."""
         idle = self._idle.get(address)
         oldest = self.reactor.now - IDLE_SECONDS
@@ -77,7 +93,7 @@ class Pool:
         upstream.begin(run, request, bodyless=bodyless)
         return upstream
 
-    def open(self, address: Address) -> Upstream:
+    def open(self, address: Destination) -> Upstream:
         """A new connection, not lent to anybody yet."""
         upstream = Upstream(self, address)
         try:
@@ -148,7 +164,7 @@ class Upstream:
 
     transport: Transport
 
-    def __init__(self, pool: Pool, address: Address) -> None:
+    def __init__(self, pool: Pool, address: Destination) -> None:
         self.pool = pool
         self.address = address
         self.reader = ResponseReader()
@@ -182,6 +198,7 @@ class Upstream:
         self._close()
 
     def _close(self) -> None:
+        self._request = b""
         self.connected()
         self.reader.close()
         self.transport.abort()
@@ -189,7 +206,7 @@ class Upstream:
     def connected(self) -> None:
         """It stands (or never will): the time limit on connecting is off."""
         if self._connecting is not None:
-            self._connecting.drop()
+            self._connecting.end()
             self._connecting = None
 
     def _connect_late(self) -> None:
@@ -263,7 +280,7 @@ class Upstream:
 
     def _fail(self, reason: str) -> None:
         run, self._run = self._run, None
-        sent = self._connecting is None
+        request, sent = self._request, self._connecting is None
         self._close()
         if run is None:
             return self.pool.forget(self)
@@ -272,9 +289,9 @@ class Upstream:
             try:
                 again = self.pool.open(self.address)
             except OSError as error:
-                return run.failed(Failure(f"no connection to {self.address}: {error.strerror or error}", sent=False))
+                return run.failed(explain_undialled(self.address, error))
             run.rebound(again)
-            again.begin(run, self._request, bodyless=self._bodyless)
+            again.begin(run, request, bodyless=self._bodyless)
             return None
         run.failed(Failure(reason, sent))
         return None

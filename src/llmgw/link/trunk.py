@@ -17,7 +17,7 @@ from llmgw.counters import Counters
 from llmgw.link.carrier import Carrier
 from llmgw.link.mux import HALF, MAX_STREAMS, Channel, Hello, Mux, Opening
 from llmgw.reactor.loop import Deadline, Reactor
-from llmgw.reactor.transports import FLUSH_SECONDS, Receiver, Transport
+from llmgw.reactor.transports import FLUSH_SECONDS, NOBODY, Receiver, Transport
 
 log = logging.getLogger("llmgw.link")
 
@@ -124,8 +124,9 @@ class Stream:
             self.owner.drained()
 
     def crash(self, error: Exception) -> None:
+        owner = self.owner
         self._give_up("crashed")
-        self.owner.on_crash(error)
+        owner.on_crash(error)
 
     def trunk_lost(self, reason: str) -> None:
         # what is here to its end needs no trunk
@@ -163,10 +164,10 @@ class Stream:
             self.owner.ended()
 
     def _lose(self, reason: str) -> None:
-        silent = self._closing
+        silent, owner = self._closing, self.owner
         self._shut()
         if not silent:
-            self.owner.lost(reason)
+            owner.lost(reason)
 
     # -- from the owner
 
@@ -222,6 +223,8 @@ class Stream:
         self._held = None
         if self._last_wait is not None:
             self._last_wait.drop()
+        # they hold each other: left so, each would wait for the garbage collector
+        self.owner = NOBODY
 
 
 class ServerTrunk:

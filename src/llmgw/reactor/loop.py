@@ -84,12 +84,15 @@ class Reactor:
 
     def unregister(self, fd: int) -> None:
         """Forget ``fd``; events of it that are already in hand are dropped."""
-        if self._table.pop(fd, None) is not None:
+        if self._table.pop(fd, None) is not None and not self._epoll.closed:
             self._epoll.unregister(fd)
 
     def close_later(self, sock: socket.socket) -> None:
         """Close after the batch in hand: a new connection on the same number must not get an old one's events."""
         self._closing.append(sock)
+        if self._epoll.closed:
+            # Its owner outlived the reactor; there is no batch in hand any more.
+            self._close_sockets()
         if self._parked:
             self.wake()
 
@@ -291,13 +294,30 @@ class Deadline:
         self.at = math.inf
 
     def drop(self) -> None:
-        """The owner has ended: leave the buckets, so that nothing keeps it in memory."""
+        """Leave the buckets, so that nothing keeps the owner in memory."""
         self.at = math.inf
         if self.bucket:
             self.reactor._unschedule(self)
+
+    def end(self) -> None:
+        """The owner has ended: drop, and call it never again; they no longer know each other."""
+        self.drop()
+        self.owner, self.call = _NOBODY, _nothing
 
     def fire(self) -> None:
         """Its time has come: call, unless it was moved or cleared since."""
         if self.at <= self.reactor.now:
             self.at = math.inf
             self.call()
+
+
+class _Nobody:
+    """The owner of a deadline that has ended."""
+
+    def on_crash(self, error: Exception) -> None: ...
+
+
+_NOBODY = _Nobody()
+
+
+def _nothing() -> None: ...

@@ -49,7 +49,7 @@ class Receiver(Owner, Protocol):
 
 
 class Transport(Protocol):
-    """What the door, the trunks and the tests hold."""
+    """What the door, the trunks and the tests hold. One that is closed lets go of its owner."""
 
     owner: Receiver
     peer: str
@@ -79,6 +79,25 @@ class Transport(Protocol):
         """Abort so that the peer can't take it for an end in good order."""
 
 
+class _Nobody:
+    """Whatever comes of the connection, nobody minds."""
+
+    def received(self, data: bytes) -> None: ...
+
+    def ended(self) -> None: ...
+
+    def lost(self, reason: str) -> None: ...
+
+    def drained(self) -> None: ...
+
+    def on_crash(self, error: Exception) -> None: ...
+
+
+# Who owns a connection that was turned away, or that has ended: one that still named its owner would be named by it,
+# and both would stay in memory, with all they hold, until the garbage collector comes by.
+NOBODY = _Nobody()
+
+
 class Plain:
     """A non-blocking stream socket (TCP or unix)."""
 
@@ -87,6 +106,7 @@ class Plain:
         "_closing",
         "_eof",
         "_fd",
+        "_flush_seconds",
         "_inbox",
         "_last_wait",
         "_linger_left",
@@ -106,9 +126,22 @@ class Plain:
         "pending",
     )
 
-    def __init__(self, reactor: Reactor, sock: socket.socket, owner: Receiver, *, watch_hangup: bool = False) -> None:
-        """Take over a connected, non-blocking socket. ``watch_hangup``: notice a peer that closes while paused."""
+    def __init__(
+        self,
+        reactor: Reactor,
+        sock: socket.socket,
+        owner: Receiver,
+        *,
+        watch_hangup: bool = False,
+        flush_seconds: float = FLUSH_SECONDS,
+    ) -> None:
+        """Take over a connected, non-blocking socket. ``watch_hangup``: notice a peer that closes while paused.
+
+        ``flush_seconds``: how long a peer may take nothing of what was pending at ``close``; then it is reset, so that
+        what it got does not look whole.
+        """
         self._take(reactor, sock, owner)
+        self._flush_seconds = flush_seconds
         self._watch_hangup = RDHUP if watch_hangup else 0
         self._mask = IN | self._watch_hangup
         reactor.register(self._fd, self._mask, self)
@@ -129,6 +162,7 @@ class Plain:
         self._inbox: list[bytes] = []
         self._last_wait: Deadline | None = None
         self._linger_left = 0
+        self._flush_seconds = FLUSH_SECONDS
         self._on_connected: Callable[[], None] | None = None
         self._watch_hangup = 0
         # why it broke, while what came before that is still to be handed over
@@ -171,8 +205,9 @@ class Plain:
             self._reactor.unregister(self._fd)
 
     def on_crash(self, error: Exception) -> None:
+        owner = self.owner
         self.abort()
-        self.owner.on_crash(error)
+        owner.on_crash(error)
 
     # -- what epoll says
 
@@ -294,7 +329,7 @@ class Plain:
                 return self._unsendable(_words(error))
             if self._closing and sent and self._last_wait is not None:
                 # slow is not stuck
-                self._last_wait.set(self._reactor.now + FLUSH_SECONDS)
+                self._last_wait.set(self._reactor.now + self._flush_seconds)
             self.pending -= sent
             if sent < len(data):
                 out[0] = memoryview(data)[sent:]
@@ -337,9 +372,9 @@ class Plain:
             return
         self._closing = True
         self._linger_left = LINGER_BYTES if linger else 0
-        self._last_wait = Deadline(self._reactor, self, self.abort)
+        self._last_wait = Deadline(self._reactor, self, self._wait_no_longer)
         if self._out and self._registered:
-            self._last_wait.set(self._reactor.now + FLUSH_SECONDS)
+            self._last_wait.set(self._reactor.now + self._flush_seconds)
             self._set_mask(OUT)
         else:
             self._finish()
@@ -352,6 +387,12 @@ class Plain:
         self._paused = False
         self._last_wait.set(self._reactor.now + LINGER_SECONDS)
         self._set_mask(IN)
+
+    def _wait_no_longer(self) -> None:
+        if self.pending:
+            self.reset()
+        else:
+            self._shut()
 
     def _discard(self, data: bytes) -> None:
         self._linger_left -= len(data)
@@ -375,21 +416,32 @@ class Plain:
         self._inbox.clear()
         self.pending = 0
         if self._last_wait is not None:
-            self._last_wait.drop()
+            self._last_wait.end()
+            self._last_wait = None
+        self.owner = NOBODY
+        self._on_connected = None
         self._forget()
         self._reactor.close_later(self._sock)
 
     def _lose(self, reason: str) -> None:
         if self.closed:
             return
-        silent = self._closing
+        silent, owner = self._closing, self.owner
         self._shut()
         if not silent:
-            self.owner.lost(reason)
+            owner.lost(reason)
 
 
 def _nothing() -> None:
     """Nobody wants to know."""
+
+
+def _name_peer(sock: socket.socket) -> str:
+    try:
+        name = sock.getpeername()
+    except OSError:  # it is gone already; the first read says so
+        return ""
+    return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else ""
 
 
 def _words(error: OSError) -> str:
@@ -444,6 +496,31 @@ class Tls:
         self._paused = self._closing = self._over = self._dead = False
         self._waiting: list[bytes] = []
         self._last_wait: Deadline | None = None
+
+    @classmethod
+    def adopt(
+        cls,
+        reactor: Reactor,
+        sock: socket.socket,
+        spoken: ssl.SSLObject,
+        bios: tuple[ssl.MemoryBIO, ssl.MemoryBIO],
+        owner: Receiver,
+    ) -> Tls:
+        """Take over a connection whose handshake was made elsewhere: its non-blocking socket, and the object that spoke
+        over ``bios`` (what comes in, what goes out). What they hold already is handed over in a later turn."""
+        self = cls.__new__(cls)
+        self._reactor = reactor
+        self._incoming, self._outgoing = bios
+        self._ssl = spoken
+        self.owner = owner
+        self._on_ready = None
+        self._handshaking = self._paused = self._closing = self._over = self._dead = False
+        self._waiting = []
+        self._last_wait = None
+        self._below = Plain(reactor, sock, self)
+        self._below.peer = self.peer = _name_peer(sock)
+        reactor.call_soon(self, self._pump_again)
+        return self
 
     def attach(self, below: Transport) -> None:
         """Start the handshake over ``below``, whose owner this must be."""
@@ -500,9 +577,13 @@ class Tls:
         """Handshake, then decrypt until OpenSSL wants more or the owner wants less."""
         if self._handshaking and not self._shake():
             return
-        while not (self._paused or self._over or self._closing or self.closed):
+        incoming, spoken, below = self._incoming, self._ssl, self.below
+        while not (self._paused or self._over or self._closing or self._dead or below.closed):
+            # asking when nothing is there costs an exception, as much as a small read does
+            if not incoming.pending and not spoken.pending() and not incoming.eof:
+                break
             try:
-                data = self._ssl.read(READ_BYTES)
+                data = spoken.read(READ_BYTES)
             except ssl.SSLWantReadError:
                 break
             except ssl.SSLError as error:
@@ -516,7 +597,8 @@ class Tls:
                 self._flush()
                 return self.owner.ended()
             self.owner.received(data)
-        self._flush()
+        if self._outgoing.pending:
+            self._flush()
 
     def _shake(self) -> bool:
         try:
@@ -665,8 +747,9 @@ class Memory:
         return max(0, other._size - other._capacity) if other is not None else 0
 
     def on_crash(self, error: Exception) -> None:
+        owner = self.owner
         self.abort()
-        self.owner.on_crash(error)
+        owner.on_crash(error)
 
     def send(self, data: bytes) -> bool:
         other = self._other
@@ -713,6 +796,7 @@ class Memory:
         if self.closed:
             return
         self.closed = True
+        self.owner = NOBODY
         self._inbox.clear()
         other = self._other
         if other is not None and not other.closed:
@@ -724,15 +808,17 @@ class Memory:
         if self.closed:
             return
         self.closed = True
+        self.owner = NOBODY
         self._inbox.clear()
         if other is not None:
             self._reactor.call_soon(other, other._lose)
 
     def _lose(self) -> None:
         if not self.closed:
+            owner, self.owner = self.owner, NOBODY
             self.closed = True
             self._inbox.clear()
-            self.owner.lost("the peer reset the connection")
+            owner.lost("the peer reset the connection")
 
     def _notice_end(self) -> None:
         if self._paused and not self.closed and self._eof:

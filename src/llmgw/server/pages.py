@@ -1,4 +1,4 @@
-"""Serves the pages to the door over a unix socket: hypercorn's protocol code under an accept loop of our own.
+"""Serves pages at a unix socket or a port: hypercorn's protocol code under an accept loop of our own.
 
 The only room that knows hypercorn. Its own server is not used, because one odd request ends it, a client that never
 reads holds its end up for ever, and a dead connection can leave a task behind (docs/decisions/0001).
@@ -7,6 +7,7 @@ reads holds its end up for ever, and a dead connection can leave a task behind (
 from __future__ import annotations
 
 import logging
+import socket
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -23,10 +24,14 @@ from llmgw.server.socket_file import open_socket_file
 
 log = logging.getLogger(__name__)
 
+# What is served here, for rooms that only hand it on.
+Pages = QuartTrio
+
 BACKLOG = 1024
-# The door keeps fewer connections than this; the rest is a leak, which must not take every descriptor with it.
+# The door, or a few programs of operators, keep fewer connections than this; the rest is a leak, which must not take
+# every descriptor with it.
 MAX_CONNECTIONS = 1024
-# The door reads as slowly as its client does. Past this the client is gone for all purposes.
+# A client may read slowly, and the door as slowly as its client. Past this it is gone for all purposes.
 WRITE_SECONDS = 60.0
 # What hypercorn gets to finish its bookkeeping of a connection, and what a dead one gets before its tasks are ended.
 SETTLE_SECONDS = 5.0
@@ -43,15 +48,16 @@ LOG_WINDOW_SECONDS = 60.0
 
 
 async def serve_pages(
-    app: QuartTrio,
-    socket_path: str,
+    app: Pages,
+    at: str | socket.socket,
     *,
     drain_seconds: float,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve ``app`` until cancelled; then running answers have ``drain_seconds`` to end, and idle connections none.
 
-    ``app`` has no lifespan: what outlives a request is planted in the tree. LlmgwError when the socket can't be opened.
+    ``at`` is the path of a unix socket that is made for it, or a socket that listens already and is closed at the end.
+    ``app`` has no lifespan: what outlives a request is planted in the tree. LlmgwError when the path can't be opened.
     """
     # Quart cuts a long answer after 60 s and says nothing. The door has the timeouts.
     app.config["RESPONSE_TIMEOUT"] = None
@@ -59,9 +65,11 @@ async def serve_pages(
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     for logger in (log, app.logger):
         logger.addFilter(SPARING)
+    # of its accept loop, ten times a second while there are no descriptors
+    logging.getLogger("trio.serve_listeners").addFilter(ACCEPTING)
     config = _protocol_config()
     connections = _Connections(app=wrap_app(cast("Any", app), 0, "asgi"), config=config, drain_seconds=drain_seconds)
-    with open_socket_file(socket_path, backlog=BACKLOG) as listening:
+    with open_socket_file(at, backlog=BACKLOG) if isinstance(at, str) else at as listening:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
         async with trio.open_nursery() as nursery:
             held = await nursery.start(connections.hold)
@@ -87,7 +95,7 @@ def _protocol_config() -> Config:
 
 @dataclass(slots=True, kw_only=True)
 class _Connections:
-    """All connections of the door: each under a guard of its own, and all of them outliving the accept loop."""
+    """All connections: each under a guard of its own, and all of them outliving the accept loop."""
 
     app: AppWrapper
     config: Config
@@ -191,6 +199,8 @@ class _Connection(TCPServer):
 class _Sparing(logging.Filter):
     """Lets a few records a minute through: whoever can make requests fail could else fill the disk with tracebacks."""
 
+    passing = LOG_RECORDS
+
     def __init__(self) -> None:
         super().__init__()
         self.window = 0.0
@@ -200,10 +210,23 @@ class _Sparing(logging.Filter):
         if record.created - self.window >= LOG_WINDOW_SECONDS:
             self.window, self.passed = record.created, 0
         self.passed += 1
-        return self.passed <= LOG_RECORDS
+        return self.passed <= self.passing
 
 
 SPARING = _Sparing()
+
+
+class _Accepting(_Sparing):
+    """One line a minute of a loop that can't accept, which says what it waits for; where it stood tells nobody more."""
+
+    passing = 1
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.exc_info = None
+        return super().filter(record)
+
+
+ACCEPTING = _Accepting()
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:

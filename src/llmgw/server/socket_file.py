@@ -20,7 +20,7 @@ def open_socket_file(path: str, *, backlog: int) -> Iterator[socket.socket]:
     """A listening socket at ``path``; its file is gone again at the end, unless another process has replaced it.
 
     A socket file on which nobody listens is replaced. One that is in use, a file of another kind and a folder of
-    another user are left alone: LlmgwError.
+    another user are left alone: LlmgwError, as for what can't be made or looked into.
     """
     size = len(os.fsencode(path))
     if size > MAX_PATH_BYTES:
@@ -28,12 +28,14 @@ def open_socket_file(path: str, *, backlog: int) -> Iterator[socket.socket]:
             f"the socket path {path} has {size} bytes, more than the {MAX_PATH_BYTES} that the system takes: "
             "choose a shorter folder"
         )
-    _make_private(Path(path).parent)
+    with _in_words(path):
+        _make_private(Path(path).parent)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.setblocking(False)
-        _clear(path)
-        listener.bind(path)
-        made = os.stat(path, follow_symlinks=False)
+        with _in_words(path):
+            _clear(path)
+            listener.bind(path)
+            made = os.stat(path, follow_symlinks=False)
         try:
             listener.listen(backlog)
             yield listener
@@ -42,6 +44,18 @@ def open_socket_file(path: str, *, backlog: int) -> Iterator[socket.socket]:
                 found = os.stat(path, follow_symlinks=False)
                 if (found.st_dev, found.st_ino) == (made.st_dev, made.st_ino):
                     os.unlink(path)
+
+
+@contextmanager
+def _in_words(path: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        where = os.fsdecode(error.filename or path)
+        reason = "it is a file, not a folder" if isinstance(error, FileExistsError) else error.strerror or str(error)
+        raise LlmgwError(
+            f"the socket {path} can't be opened ({where}: {reason}): mend that, or choose another folder"
+        ) from error
 
 
 def _make_private(folder: Path) -> None:

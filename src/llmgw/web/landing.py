@@ -46,7 +46,8 @@ def create_app(snapshot: Callable[[], Snapshot]) -> QuartTrio:
 
     @app.errorhandler(HTTPException)
     async def refuse(error: HTTPException) -> Response:
-        refusal = _refusal_of(error, request.method, request.path)
+        # as it came: request.path has one slash before it, however many there were
+        refusal = _refusal_of(error, request.method, request.scope["path"])
         if _wants_page():
             response = await page("refusal.html", refusal.status, refusal=refusal)
         else:

@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 
 from llmgw.core.model import Model, ModelName
 from llmgw.dialects.openai import (
+    MESSAGE_BYTES,
     Usage,
     error_body,
     error_event,
+    is_error,
     list_models,
     read_engine_error,
     read_usage,
@@ -62,6 +64,19 @@ def test_an_error_is_what_the_sdks_read() -> None:
         (500, b'{"error":{"message":7,"code":"x"}}', "x", "The engine answered with status 500 and no explanation."),
         (502, b"<html>Bad Gateway</html>", "engine_error", "The engine answered with status 502 and no explanation."),
         (500, b"", "engine_error", "The engine answered with status 500 and no explanation."),
+        (500, b'{"error":{"message":"cut of', "engine_error", "cut of…"),
+        (500, b'{"error":{"message":"cut \\n of\\u00', "engine_error", "cut \n of…"),
+        (500, b'{"error":{"message":"cut \xc3', "engine_error", "cut …"),
+        (500, b'{"error":{"message":"odd \\ud800"}} x', "engine_error", "odd ?"),
+        (422, b'{"detail":"' + b"y" * 300_000, "engine_error", "y" * MESSAGE_BYTES + "…"),
+        (500, b'{"error":{"message":"' + b"\\n" * 300_000, "engine_error", "\n" * (MESSAGE_BYTES // 2) + "…"),
+        (500, b'{"error":{"message":"whole"},"input":"' + b"y" * 300_000, "engine_error", "whole"),
+        (
+            400,
+            b'{"error":{"message":"This model\'s maximum context length is 9',
+            "context_length_exceeded",
+            "This model's maximum context length is 9…",
+        ),
         (500, b"[1]", "engine_error", "The engine answered with status 500 and no explanation."),
         (500, b'{"error":[]}', "engine_error", "The engine answered with status 500 and no explanation."),
         (500, b"[" * 100_000, "engine_error", "The engine answered with status 500 and no explanation."),
@@ -76,6 +91,34 @@ def test_an_error_is_what_the_sdks_read() -> None:
 def test_an_engines_error_is_read_whichever_shape_it_has(status: int, body: bytes, code: str, message: str) -> None:
     refusal = read_engine_error(status, body)
     assert (refusal.status, refusal.code, refusal.message) == (status, code, message)
+    assert error_body(refusal)
+
+
+@pytest.mark.parametrize("status", [199, 302, 304, 600, 999])
+def test_a_status_that_is_no_errors_is_named_as_it_came(status: int) -> None:
+    refusal = read_engine_error(status, b"")
+    assert refusal.status == 502
+    assert refusal.message.startswith(f"The engine answered with status {status},")
+    assert read_engine_error(status, b'{"error":"gone"}').message == "gone"
+
+
+@pytest.mark.parametrize(
+    ("document", "error"),
+    [
+        (b'{"error":{"message":"x"}}', True),
+        (b'{"error":"x"}', True),
+        (b'{"error":null}', False),
+        (b'{"error":{}}', False),
+        (b'{"error":""}', False),
+        (b'{"error":7}', False),
+        (b'{"a":{"error":"x"}}', False),
+        (b'["error"]', False),
+        (b'{"error":', False),
+        (b"", False),
+    ],
+)
+def test_an_error_is_a_documents_own(document: bytes, error: bool) -> None:
+    assert is_error(document) is error
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any
 
 import pytest
@@ -29,14 +30,27 @@ def test_an_engine_that_cannot_be_reached_is_left_for_another(world: Any) -> Non
     assert world.last.replica == "rep-2"
 
 
-def test_no_descriptor_left_is_a_502_that_says_so(world: Any) -> None:
-    world.dialling[("10.0.0.9", 1)] = OSError(24, "Too many open files")
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOMEM])
+def test_no_descriptor_left_is_no_engines_fault(world: Any, number: int) -> None:
+    world.gateway.routes = ROUTES
+    world.dialling[("10.0.0.1", 1)] = OSError(number, "Too many open files")
     far = world.ask()
     (answer,) = world.answers(far.got)
-    assert answer.status == 502
+    assert (answer.status, answer.error) == (503, "server_busy")
+    assert "retry-after" in answer.headers
     assert b"Too many open files" in answer.body
     world.wait(20)
+    assert world.dialled == [("10.0.0.1", 1)]
     assert world.gateway.released == ["rep-1"]
+    assert world.last.outcome is Outcome.REFUSED
+
+
+def test_an_address_that_cannot_be_dialled_is_left_for_another(world: Any) -> None:
+    world.gateway.routes = ROUTES
+    world.dialling[("10.0.0.1", 1)] = OSError(errno.EHOSTUNREACH, "node has no trunk")
+    far = world.ask()
+    world.whole(b"{}")
+    assert world.body_of(far) == b"{}"
 
 
 def test_an_engine_that_does_not_accept_in_time_is_left_for_another(make_world: Any) -> None:
@@ -375,3 +389,134 @@ def test_an_answer_that_runs_ahead_of_its_exchange_is_held_back(world: Any) -> N
         world.engine.say(b"x" * min(65536, size - at))
     world.turn()
     assert len(world.body_of(far)) == size
+
+
+# -- the last word of a stream, and what follows it
+
+
+def cut(world: Any) -> None:
+    world.engine.transport.close()
+
+
+def reset(world: Any) -> None:
+    world.engine.transport.reset()
+
+
+def garble(world: Any) -> None:
+    world.engine.say(b"no chunk\r\n")
+
+
+def stay(world: Any) -> None:
+    world.wait(world.timeouts.keep_alive_comment + 2)
+
+
+@pytest.mark.parametrize("last", [DONE, DONE[:-1], b'data: {"error":{"message":"out of memory"}}\n\n'])
+@pytest.mark.parametrize("end", [cut, reset, garble, stay])
+def test_after_its_last_word_a_stream_is_complete_whatever_comes(world: Any, end: Any, last: bytes) -> None:
+    far = world.ask(stream=True)
+    world.opens()
+    world.sends(EVENT)
+    world.sends(last)
+    end(world)
+    world.turn()
+    (answer,) = world.answers(far.got)
+    assert answer.complete
+    assert answer.body == EVENT + last.rstrip(b"\n") + b"\n\n"
+    assert (world.last.outcome, world.last.problem) == (Outcome.DONE, None)
+    assert world.engine.over or world.engine.transport.closed
+    far.take()
+    world.ask(connection=far)
+    world.whole()
+    assert world.answers(far.got)[0].status == 200
+
+
+def test_a_stream_short_of_its_length_is_complete_with_its_last_word(world: Any) -> None:
+    far = world.ask(stream=True)
+    world.engine.say(
+        b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 999\r\n\r\n" + EVENT + DONE
+    )
+    world.turn()
+    world.engine.transport.close()
+    world.turn()
+    (answer,) = world.answers(far.got)
+    assert (answer.body, answer.complete) == (EVENT + DONE, True)
+
+
+# -- a reply is over when its client has taken it
+
+
+def answer_at_length(world: Any, *, stream: bool) -> None:
+    """Ten times what the client's end holds, and complete."""
+    usage = b'"usage":{"prompt_tokens":2,"completion_tokens":3}'
+    if stream:
+        world.opens()
+        world.sends(b"data: {" + usage + b',"x":"' + b"x" * 10_000 + b'"}\n\n' + DONE, ends=True)
+    else:
+        world.engine.say(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        world.turn()
+        world.sends(b'{"x":"' + b"x" * 10_000 + b'",' + usage + b"}", ends=True)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_is_over_when_its_client_has_taken_it(make_world: Any, stream: bool) -> None:
+    world = make_world(capacity=1000)
+    far = world.ask(stream=stream, stream_options={"include_usage": True})
+    far.transport.pause()
+    answer_at_length(world, stream=stream)
+    assert not world.gateway.settled
+    assert world.engine.over is False
+    world.wait(world.timeouts.idle / 2)
+    far.transport.resume()
+    world.turn()
+    assert world.answers(far.got)[0].complete
+    assert world.last.outcome is Outcome.DONE
+    assert world.last.usage.completion_tokens == 3
+    far.take()
+    world.ask(connection=far)
+    world.whole()
+    assert world.answers(far.got)[0].status == 200
+
+
+def leave(world: Any, far: Any) -> None:
+    far.transport.close()
+    world.turn()
+
+
+def stall(world: Any, far: Any) -> None:
+    world.wait(3 * world.timeouts.idle)
+
+
+def stop(world: Any, far: Any) -> None:
+    world.door.close()
+    world.turn()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("end", "outcome"), [(leave, Outcome.CLIENT_LEFT), (stall, Outcome.CLIENT_STALLED), (stop, Outcome.STOPPED)]
+)
+def test_a_reply_whose_end_is_never_taken_is_not_done(
+    make_world: Any, stream: bool, end: Any, outcome: Outcome
+) -> None:
+    world = make_world(capacity=1000, timeouts=Timeouts(idle=30))
+    far = world.ask(stream=stream, stream_options={"include_usage": True})
+    far.transport.pause()
+    answer_at_length(world, stream=stream)
+    end(world, far)
+    assert world.last.outcome is outcome
+    assert world.last.usage.completion_tokens == 3
+    assert world.gateway.released == ["rep-1"]
+    assert not world.door.clients
+
+
+def test_a_reply_that_stands_still_is_said_to_stand_still(make_world: Any) -> None:
+    world = make_world(timeouts=Timeouts(idle=30, generation=40))
+    for pause, words in ((31, "was silent for 30 s (timeouts.idle)"), (25, "longer than 40 s (timeouts.generation)")):
+        world.ask()
+        world.engine.say(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{")
+        world.turn()
+        world.wait(pause)
+        world.engine.say(b" ")
+        world.turn()
+        world.wait(pause)
+        assert words in world.last.problem

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+from typing import Any
 
 import pytest
 from hypothesis import assume, given
@@ -172,6 +174,24 @@ def test_a_huge_body_is_edited() -> None:
     assert rename_model(body, "b") == body.replace(b'"model":"a"', b'"model":"b"')
 
 
+def test_what_a_body_is_made_of_does_not_matter_to_who_edits_it() -> None:
+    """A step for each bracket would take a second for each few megabytes, of a thread that others wait for."""
+    steps = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal steps
+        steps += 1
+
+    for piece in (b"[],", b'{"a":[]},', b'"\\n",', b"1,"):
+        body = b'{"model":"a","x":[' + piece * 100_000 + b'0],"stream_options":{"x":[' + piece * 100_000 + b"0]}}"
+        sys.setprofile(count)
+        renamed, asking = rename_model(body, "b"), ask_for_usage(body, names_stream_options=True)
+        sys.setprofile(None)
+        assert renamed == body.replace(b'"model":"a"', b'"model":"b"')
+        assert asking == body.replace(b'"stream_options":{', b'"stream_options":{"include_usage":true,')
+    assert steps < 1000
+
+
 def test_deep_nesting_is_edited_or_refused_and_never_raises() -> None:
     deep = b'{"x":' + b"[" * 900 + b"]" * 900 + b',"model":"a"}'
     assert rename_model(deep, "b").endswith(b'"model":"b"}')
@@ -228,6 +248,30 @@ def test_what_is_no_json_object_of_the_right_kind_is_refused(body: bytes) -> Non
 @pytest.mark.parametrize("body", [b"{}", b'{"model":null}', b'{"model":""}'])
 def test_a_body_without_a_model_is_refused(body: bytes) -> None:
     assert refused(body).param == "model"
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        (b'{"model":1}', "model"),
+        (b'{"model":"a","stream":"true"}', "stream"),
+        (b'{"model":"a","stream_options":[]}', "stream_options"),
+        (b'{"model":"a","stream_options":{"include_usage":1}}', "stream_options.include_usage"),
+        (b"[]", None),
+    ],
+)
+def test_a_field_of_the_wrong_type_is_named(body: bytes, field: str | None) -> None:
+    assert refused(body).param == field
+
+
+@pytest.mark.parametrize("value", [b"[ ]", b"[\n]", b"{}", b'""', b"0", b'"[1]"', b'{"a":[1]}', b" [\t] "])
+def test_messages_are_a_list_of_at_least_one(value: bytes) -> None:
+    assert refused(b'{"model":"a","messages":' + value + b"}", chat=True).param == "messages"
+
+
+@pytest.mark.parametrize("value", [b"[1]", b' [ {"role":"user"} ] ', b"\n[\n[]]"])
+def test_what_the_messages_are_is_the_engines_business(value: bytes) -> None:
+    assert isinstance(read_body(b'{"model":"a","messages":' + value + b"}", chat=True), Asked)
 
 
 @pytest.mark.parametrize("messages", [b"", b',"messages":null', b',"messages": [] '])

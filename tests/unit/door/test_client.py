@@ -10,7 +10,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmgw.config.node import Limits, Timeouts
-from llmgw.door.client import UNREAD_BYTES, Client
+from llmgw.door.client import (
+    MAX_KNOWN,
+    MAX_KNOWN_BYTES,
+    UNREAD_BYTES,
+    Client,
+    _known_lines,
+    first_lines,
+)
 from llmgw.door.request import Outcome
 
 HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -604,3 +611,103 @@ def test_what_crashes_in_the_door_ends_its_connection_only(world: Any, caplog: p
     world.turn()
     assert far.over
     assert world.answers(other.got)[0].status == 200
+
+
+# -- what is kept from one reply to the next
+
+
+def test_few_beginnings_of_replies_are_kept_and_none_that_is_large() -> None:
+    for number in range(3 * MAX_KNOWN):
+        first_lines(200, ((b"x", b"%d" % number),))
+    assert len(_known_lines) <= MAX_KNOWN
+    _known_lines.clear()
+    first_lines(200, ((b"x", b"y" * MAX_KNOWN_BYTES),))
+    assert not _known_lines
+    assert first_lines(200, ((b"x", b"y"),)) == first_lines(200, ((b"x", b"y"),)) == b"HTTP/1.1 200 OK\r\nx: y\r\n"
+    assert len(_known_lines) == 1
+
+
+def test_what_a_client_made_up_is_not_kept_for_the_next_one(world: Any) -> None:
+    _known_lines.clear()
+    asked = (
+        b"OPTIONS /x HTTP/1.1\r\nHost: localhost\r\nOrigin: http://localhost\r\n"
+        b"Access-Control-Request-Headers: %b\r\n\r\n"
+    )
+    far = send(world, asked % b"x-mine")
+    (answer,) = world.answers(far.got)
+    assert answer.headers["access-control-allow-headers"] == "x-mine"
+    assert b"x-mine" not in b"".join(_known_lines.values())
+    far = send(world, asked % (b"y" * 60_000))
+    (answer,) = world.answers(far.got)
+    assert (answer.status, answer.error) == (431, "headers_too_large")
+    assert b"yyy" not in far.got
+
+
+# -- a head's time
+
+
+def test_a_head_has_its_time_from_its_first_byte(make_world: Any) -> None:
+    """Also one that begins when the connection was about to be closed as idle, and however it trickles."""
+    world = make_world(timeouts=Timeouts(head=10, keep_alive=20))
+    far = send(world, HEALTH)
+    world.wait(18)
+    far.take()
+    for at in range(9):
+        far.say(HEALTH[at : at + 1])
+        world.wait(1)
+    assert not far.got
+    world.wait(3)
+    assert world.answers(far.got)[0].status == 408
+    far = send(world, HEALTH)
+    world.wait(18)
+    far.say(HEALTH[:9])
+    world.wait(8)
+    far.say(HEALTH[9:])
+    world.turn()
+    assert [answer.status for answer in world.answers(far.got)] == [200, 200]
+    # and the connection is kept as before
+    world.wait(18)
+    assert not far.over
+    world.wait(4)
+    assert far.over
+
+
+# -- an end that can be told from a cut
+
+HALF = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\nhalf\r\n"
+
+
+def stall(world: Any, client: Client, far: Any) -> None:
+    far.transport.pause()
+    world.engine.say(b"2710\r\n" + b"x" * 10_000 + b"\r\n")
+    world.turn()
+    world.wait(3 * world.timeouts.idle)
+
+
+def crash(world: Any, client: Client, far: Any) -> None:
+    client.on_crash(ValueError("no"))
+
+
+def stop(world: Any, client: Client, far: Any) -> None:
+    world.door.close()
+
+
+@pytest.mark.parametrize("end", [stall, crash, stop])
+@pytest.mark.parametrize("version", ["1.0", "1.1"])
+def test_a_reply_that_ends_with_its_connection_is_never_cut_by_an_ordinary_end(
+    make_world: Any, end: Any, version: str
+) -> None:
+    world = make_world(capacity=1000, timeouts=Timeouts(idle=20))
+    far = send(world, world.chat(version=version))
+    world.engine.say(HALF)
+    world.turn()
+    (client,) = world.door.clients
+    end(world, client, far)
+    world.turn()
+    far.transport.resume()
+    world.turn()
+    assert far.over
+    assert far.reset is (version == "1.0")
+    if version == "1.1":
+        assert not world.answers(far.got)[0].complete
+    assert world.last.outcome is not Outcome.DONE

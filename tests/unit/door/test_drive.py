@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import logging
+import tracemalloc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmgw.config.node import Limits, Timeouts
+from llmgw.door.answer import Answer
+from llmgw.door.client import Client
+from llmgw.door.drive import Run
 from llmgw.door.exchange import Route
+from llmgw.door.http1 import RequestReader, ResponseReader
 from llmgw.door.relay import HOLD_BYTES
 from llmgw.door.request import Outcome
+from llmgw.door.upstream import IDLE_SECONDS, Upstream
 
 EVENT = b'data: {"choices":[{"delta":{"content":"x"}}]}\n\n'
 DONE = b"data: [DONE]\n\n"
@@ -509,3 +520,217 @@ def test_whatever_happens_each_request_is_settled_once_and_nothing_is_left(
     assert all(engine.transport._other.closed for engine in world.engines)
     assert not any(world.reactor._buckets.values())
     world.reactor.close()
+
+
+# -- nothing of it stays
+
+SILENCE: dict[str, str] = {"user": "x" * 60_000}
+
+
+def left_behind() -> list[object]:
+    """What of a request is in memory. (The collector finds these whether or not it would have to end them.)"""
+    kinds = (Run, Answer, Client, Upstream, RequestReader, ResponseReader)
+    return [each for each in gc.get_objects() if type(each) in kinds]
+
+
+@contextlib.contextmanager
+def without_collector() -> Iterator[None]:
+    """Nobody comes to look for what holds itself, and no captured log holds the frames of what failed."""
+    gc.collect()
+    gc.disable()
+    logging.disable(logging.CRITICAL)
+    before = len(left_behind())
+    try:
+        yield
+        assert len(left_behind()) == before
+    finally:
+        logging.disable(logging.NOTSET)
+        gc.enable()
+
+
+@contextlib.contextmanager
+def measured(most: int) -> Iterator[None]:
+    """What is allocated inside, and is in memory at the end, has no more than ``most`` bytes."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[0] < most
+    finally:
+        tracemalloc.stop()
+
+
+def leave_at_once(world: Any, far: Any) -> None:
+    far.transport.close()
+
+
+def leave_with_a_reset(world: Any, far: Any) -> None:
+    far.transport.reset()
+
+
+def engine_closes(world: Any, far: Any) -> None:
+    world.engine.transport.close()
+
+
+def engine_resets(world: Any, far: Any) -> None:
+    world.engine.transport.reset()
+
+
+def engine_says_garbage(world: Any, far: Any) -> None:
+    world.engine.say(b"garbage\r\n\r\n")
+
+
+def engine_says_no_status(world: Any, far: Any) -> None:
+    world.engine.say(b"HTTP/1.1 099 Odd\r\n\r\n")
+
+
+def engine_answers(world: Any, far: Any) -> None:
+    world.whole()
+
+
+def engine_refuses(world: Any, far: Any) -> None:
+    world.whole(b'{"error":"no"}', status=400)
+
+
+def engine_is_too_slow(world: Any, far: Any) -> None:
+    world.wait(world.timeouts.generation + 5)
+
+
+def engine_streams(world: Any, far: Any) -> None:
+    world.opens()
+    world.sends(EVENT)
+    world.sends(DONE, ends=True)
+
+
+def engine_breaks_its_stream(world: Any, far: Any) -> None:
+    world.opens()
+    world.sends(EVENT)
+    world.engine.transport.close()
+
+
+def client_leaves_a_stream(world: Any, far: Any) -> None:
+    world.opens()
+    world.sends(EVENT)
+    far.transport.close()
+
+
+def client_stalls(world: Any, far: Any) -> None:
+    far.transport.pause()
+    world.opens()
+    for _ in range(20):
+        world.sends(b"data: " + b"x" * 10_000 + b"\n\n")
+    world.wait(3 * world.timeouts.idle)
+
+
+def program_stops(world: Any, far: Any) -> None:
+    world.door.close()
+
+
+def settling_fails(world: Any, far: Any) -> None:
+    def fail(request: Any) -> None:
+        raise ValueError("no")
+
+    world.gateway.on_settle = fail
+    far.transport.close()
+
+
+@pytest.mark.parametrize("in_pieces", [False, True])
+@pytest.mark.parametrize(
+    "end",
+    [
+        leave_at_once,
+        leave_with_a_reset,
+        engine_closes,
+        engine_resets,
+        engine_says_garbage,
+        engine_says_no_status,
+        engine_answers,
+        engine_refuses,
+        engine_is_too_slow,
+        engine_streams,
+        engine_breaks_its_stream,
+        client_leaves_a_stream,
+        client_stalls,
+        program_stops,
+        settling_fails,
+    ],
+)
+def test_nothing_of_a_request_outlives_it(make_world: Any, end: Any, in_pieces: bool) -> None:
+    """Left to the garbage collector, bodies that no limit counts would fill the memory of an idle program."""
+    with without_collector(), measured(300_000):
+        world = make_world(timeouts=Timeouts(generation=60, idle=20))
+        for _ in range(10):
+            far = world.connect()
+            request = world.chat(**SILENCE)
+            for piece in (request[:100], request[100:2000], request[2000:]) if in_pieces else (request,):
+                far.say(piece)
+                world.turn()
+            world.engine.take()
+            end(world, far)
+            world.turn()
+            far.transport.close()
+            world.turn()
+            far.take()
+            world.door.draining = False
+        del request, piece
+        world.wait(IDLE_SECONDS + 1)
+        assert world.door.budget.left == world.door.budget.total
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"GET / RTSP/1.0\r\n\r\n",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"GET / HTTP/2.0\r\n\r\n",
+        b"garbage\r\n\r\n",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\n\r\nab",
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: upgrade\r\nUpgrade: h2c\r\n\r\n",
+        b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{}",
+        b"GET",
+    ],
+)
+def test_nothing_of_a_client_outlives_its_connection(world: Any, said: bytes) -> None:
+    world.gateway.pages_at = "/run/pages"
+    with without_collector():
+        for _ in range(3):
+            far = world.connect()
+            far.say(said)
+            world.turn()
+            far.transport.close()
+            world.turn()
+
+
+async def test_nothing_of_a_request_outlives_what_it_waited_for(make_world: Any) -> None:
+    async def fail(model: Any) -> bool:
+        raise ValueError("no")
+
+    with without_collector():
+        async with trio.open_nursery() as nursery:
+            world = make_world(spawn=nursery.start_soon)
+            world.gateway.routes = []
+            world.gateway.wait_ready = fail
+            far = world.ask()
+            await trio.testing.wait_all_tasks_blocked()
+            world.turn()
+            assert world.answers(far.got)[0].status == 500
+            far.transport.close()
+            world.turn()
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/a-page"])
+def test_a_body_is_let_go_when_its_answer_begins(world: Any, path: str) -> None:
+    """A stream lasts, and so does the generator that has read the body."""
+    world.gateway.pages_at = "/run/pages"
+    with measured(50_000):
+        far = world.connect()
+        request = world.chat(path=path, stream=True, **SILENCE)
+        for at in range(0, len(request), 7000):
+            far.say(request[at : at + 7000])
+            world.turn()
+        del request
+        assert world.engine.take().startswith(b"POST")
+        world.opens()
+        world.sends(EVENT)
+        assert EVENT in far.got

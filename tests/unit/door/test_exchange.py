@@ -436,6 +436,16 @@ def test_an_engines_error_is_the_clients_and_no_other_replica_is_asked(
     assert game.end().outcome is outcome
 
 
+def test_an_answer_in_a_coding_that_nobody_asked_for_is_no_answer(play: Any, gateway: Any) -> None:
+    gateway.routes = ROUTES
+    game = play()
+    game.body()
+    assert isinstance(game.answer(ResponseHead(200, coding=b"gzip", body=b"\x1f\x8b")), Forward)
+    refusal = refusal_of(game.answer(ResponseHead(400, coding=b"br")))
+    assert (refusal.status, refusal.code) == (502, "engine_failed")
+    assert "'br'" in refusal.message
+
+
 def test_an_engine_that_is_too_slow_is_a_504_and_nobody_else_is_asked(play: Any, gateway: Any) -> None:
     gateway.routes = ROUTES
     game = play()

@@ -184,8 +184,16 @@ def test_what_smuggling_needs_is_refused(name: str, lines: bytes) -> None:
         (400, b"GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n"),
         (400, b"get / HTTP/1.1\r\nHost: a\r\n\r\n"),
         (400, b"NONSENSE / HTTP/1.1\r\nHost: a\r\n\r\n"),
-        (400, b"GET / HTTP/1.2\r\nHost: a\r\n\r\n"),
-        (400, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
+        (400, b"GET /health RTSP/1.0\r\n\r\n"),
+        (400, b"GET /health RTSP/1.1\r\nHost: a\r\n\r\n"),
+        (400, b"OPTIONS * RTSP/1.0\r\n\r\n"),
+        (400, b"SOURCE / ICE/1.0\r\n\r\n"),
+        (400, b"GET / FTP/1.1\r\nHost: a\r\n\r\n"),
+        (400, b"GET / http/1.1\r\nHost: a\r\n\r\n"),
+        (400, b"GET  / HTTP/1.1\r\nHost: a\r\n\r\n"),
+        (505, b"GET / HTTP/1.2\r\nHost: a\r\n\r\n"),
+        (505, b"GET / HTTP/3.0\r\nHost: a\r\n\r\n"),
+        (505, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"),
         (400, b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03"),
         (501, b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"),
         (501, b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: identity\r\n\r\n"),
@@ -197,6 +205,29 @@ def test_what_smuggling_needs_is_refused(name: str, lines: bytes) -> None:
 )
 def test_what_is_no_request_of_ours_is_refused(status: int, data: bytes) -> None:
     assert problem(data).status == status
+    # also behind another one, and in pieces
+    first = b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"
+    whole = first + data
+    for at in range(len(first), len(whole)):
+        events = read(whole[:at], whole[at:])
+        assert events[1:3] == [b"abc", END]
+        assert isinstance(events[3], Problem)
+        assert events[3].status == status
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_relative_of_http_does_not_pass_for_the_request_before_it(together: bool) -> None:
+    good = b"GET / HTTP/1.1\r\nHost: a\r\n\r\n"
+    odd = good.replace(b"HTTP", b"RTSP")
+    events = read(good + odd) if together else read(good, odd)
+    assert events[1] is END
+    assert isinstance(events[2], Problem)
+
+
+def test_a_line_of_another_protocol_in_a_body_is_nobodys_business() -> None:
+    body = b"GET / RTSP/1.0\r\n\r\n"
+    events = read(b"POST / HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+    assert events[1:] == [body, END]
 
 
 def test_a_refused_head_is_no_request() -> None:
@@ -270,6 +301,14 @@ def test_a_long_trailer_of_an_ordinary_size_is_passed_over() -> None:
     assert isinstance(head, RequestHead)
     assert b"x" not in head.headers
     assert (body, end) == (b"a", END)
+
+
+@pytest.mark.parametrize("upgrade", [b"", b"Connection: upgrade\r\nUpgrade: h2c\r\n"])
+@pytest.mark.parametrize("trailer", [b"Host: a\r\n", b"Host: a\r\nHost: b\r\n", b"X: 1\r\n" * 300])
+def test_a_trailer_is_not_judged_as_a_head(upgrade: bytes, trailer: bytes) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n" + upgrade + b"\r\n"
+    events = read(head + b"1\r\nx\r\n0\r\n" + trailer + b"\r\n" + head + b"0\r\n\r\n", max_head=10_000)
+    assert [type(event) for event in events] == [RequestHead, bytes, type(END), RequestHead, type(END)]
 
 
 def test_small_chunks_that_come_together_are_one_piece() -> None:
@@ -388,9 +427,47 @@ def test_a_framed_body_is_not_ended_by_its_connection(data: bytes) -> None:
     assert Heard(data, closes=True).closed_well is False
 
 
-def test_a_body_in_another_coding_ends_with_its_connection() -> None:
-    heard = Heard(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: gzip\r\n\r\nabc", closes=True)
-    assert heard.closed_well
+@pytest.mark.parametrize(
+    "lines",
+    [
+        b"Transfer-Encoding: gzip\r\n\r\nabc",
+        b"Transfer-Encoding: gzip, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        b"Transfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+        b"Transfer-Encoding: chunked, chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n",
+    ],
+)
+def test_a_body_in_a_transfer_coding_that_is_not_undone_is_bad(lines: bytes) -> None:
+    with pytest.raises(BadResponse):
+        Heard(b"HTTP/1.1 200 OK\r\n" + lines)
+
+
+@pytest.mark.parametrize("line", [b"HTTP/2.0 200 OK", b"HTTP/0.9 200 OK", b"HTTP/1.2 200 OK", b"RTSP/1.0 200 OK"])
+def test_an_answer_in_another_version_or_protocol_is_bad(line: bytes) -> None:
+    data = line + b"\r\nContent-Length: 0\r\n\r\n"
+    for at in (1, 3, len(data)):
+        with pytest.raises(BadResponse):
+            Heard(data[:at], data[at:])
+
+
+@pytest.mark.parametrize("status", [b"000", b"099"])
+def test_a_status_that_is_none_is_named(status: bytes) -> None:
+    with pytest.raises(BadResponse, match=status.decode()):
+        Heard(b"HTTP/1.1 " + status + b" Odd\r\n\r\n")
+
+
+def test_a_content_coding_is_told_and_such_a_head_is_not_known_again() -> None:
+    reader = ResponseReader()
+    for length in (2, 3):
+        reader.begin()
+        body = b"x" * length
+        head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % length
+        assert reader.feed(head + body) == body
+        assert reader.head is not None
+        assert reader.head.coding == b"gzip"
+    reader.begin()
+    reader.feed(b"HTTP/1.1 200 OK\r\nContent-Encoding: identity\r\nContent-Length: 0\r\n\r\n")
+    assert reader.head is not None
+    assert reader.head.coding is None
 
 
 @pytest.mark.parametrize(

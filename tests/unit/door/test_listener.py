@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
+import resource
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +19,7 @@ import trio
 import trio.testing
 
 from llmgw.config.node import Limits, Timeouts
-from llmgw.door.listener import REST_SECONDS, Listener, bind
+from llmgw.door.listener import REST_SECONDS, TELL_SECONDS, Listener, bind, count_descriptors, fit_limits
 from llmgw.door.request import Outcome
 from llmgw.errors import UsageError
 
@@ -94,6 +99,28 @@ def test_one_too_many_is_told_so(make_world: Any, listening: socket.socket, dial
     world.turn()
 
 
+def test_where_few_connections_are_taken_few_are_told_why(make_world: Any, listening: socket.socket, dial: Any) -> None:
+    """Those that read why have descriptors too."""
+    world = make_world(limits=Limits(max_connections=1))
+    listener = Listener(world.reactor, listening, world.door)
+    before = count_descriptors()
+    made = [dial() for _ in range(30)]
+    deadline = time.monotonic() + 10
+    while len(world.door.clients) < 1 and time.monotonic() < deadline:
+        world.turn()
+    for _ in range(20):
+        world.turn()
+    assert count_descriptors() <= before + len(made) + 1 + 4
+    told = 0
+    for sock in made[1:]:
+        with contextlib.suppress(BlockingIOError, ConnectionResetError):
+            told += b"too_many_connections" in sock.recv(65536)
+    assert told == 4
+    listener.close()
+    world.door.close()
+    world.turn()
+
+
 def test_without_descriptors_accepting_rests_and_goes_on(
     world: Any, listening: socket.socket, dial: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -127,11 +154,116 @@ def test_without_descriptors_accepting_rests_and_goes_on(
         world.wait(REST_SECONDS + 1)
         client.send(HEALTH)
         assert answer_of(world, client).startswith(b"HTTP/1.1 200")
-    assert "can't accept clients" in caplog.text
+        assert caplog.text.count("can't accept clients") == 1
+        caplog.clear()
+        world.wait(TELL_SECONDS)
     listener.close()
     listener.close()
     world.door.close()
     world.turn()
+
+
+def test_without_descriptors_for_long_that_is_told_once_a_minute(
+    world: Any, listening: socket.socket, dial: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Poor:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(listening, name)
+
+        def accept(self) -> Any:
+            raise OSError(errno.EMFILE, "no")
+
+    listener = Listener(world.reactor, Poor(), world.door)  # type: ignore[arg-type]
+    dial()
+    world.wait(TELL_SECONDS * 2.5)
+    assert caplog.text.count("can't accept clients") == 3
+    listener.close()
+    world.turn()
+
+
+@pytest.mark.parametrize(
+    ("have", "used", "fits"), [(64, 20, 8), (16, 20, 1), (1024, 20, 458), (100_000, 20, 4096), (-1, 20, 4096)]
+)
+def test_there_are_no_more_clients_than_descriptors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, have: int, used: int, fits: int
+) -> None:
+    """Each client may need one more, for its engine."""
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (have, have))
+    assert fit_limits(Limits(), used) == Limits(max_connections=fits)
+    assert ("max_connections" in caplog.text) is (fits < 4096)
+
+
+def test_what_the_log_asks_for_is_enough(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (64, 64))
+    fit_limits(Limits(), 20)
+    enough = int(caplog.text.split("(ulimit -n) to ")[1].split()[0])
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (enough, enough))
+    assert fit_limits(Limits(), 20) == Limits()
+
+
+def test_open_descriptors_are_counted(listening: socket.socket) -> None:
+    before = count_descriptors()
+    with socket.socket():
+        assert count_descriptors() == before + 1
+
+
+# What no socket's buffers hold.
+MANY_MODELS = 60_000
+
+
+@pytest.mark.slow
+def test_a_last_reply_is_waited_for_as_long_as_any_other(make_world: Any, listening: socket.socket, dial: Any) -> None:
+    world = make_world(timeouts=Timeouts(idle=120))
+    many = world.gateway.models() * MANY_MODELS
+    world.gateway.models = lambda: many
+    listener = Listener(world.reactor, listening, world.door)
+    client = dial()
+    client.send(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+    deadline = time.monotonic() + 30
+    while not world.gateway.settled and time.monotonic() < deadline:
+        world.turn()
+    world.wait(110)
+    got = bytearray()
+    while time.monotonic() < deadline:
+        world.turn()
+        with contextlib.suppress(BlockingIOError):
+            data = client.recv(1_000_000)
+            if not data:
+                break
+            got += data
+    listener.close()
+    world.wait(3)
+    (answer,) = world.answers(bytes(got))
+    assert answer.complete
+
+
+def read_to_end(sock: socket.socket) -> None:
+    while sock.recv(1_000_000):
+        pass
+
+
+@pytest.mark.slow
+def test_the_end_of_the_program_is_not_the_end_of_a_reply_that_is_not_out(
+    make_world: Any, listening: socket.socket, dial: Any
+) -> None:
+    world = make_world()
+    many = world.gateway.models() * MANY_MODELS
+    world.gateway.models = lambda: many
+    listener = Listener(world.reactor, listening, world.door)
+    client = dial()
+    client.send(b"GET /v1/models HTTP/1.0\r\n\r\n")
+    deadline = time.monotonic() + 30
+    while not world.gateway.settled and time.monotonic() < deadline:
+        world.turn()
+    listener.close()
+    world.door.close()
+    world.turn()
+    world.door.reset_unsent()
+    world.turn()
+    client.setblocking(True)
+    client.settimeout(30)
+    with pytest.raises(ConnectionResetError):
+        read_to_end(client)
 
 
 def test_an_address_that_is_taken_is_said_with_a_way_out(listening: socket.socket) -> None:
@@ -351,3 +483,19 @@ async def test_who_hurries_waits_for_nothing_and_closing_ends_what_is_left(
     assert world.engine.over
     assert [request.outcome for request in world.gateway.settled] == [Outcome.STOPPED]
     assert world.door.clients == set()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_port_that_is_kept_for_root_is_said_with_a_way_out() -> None:
+    program = (
+        "import os, sys\nfrom llmgw.door.listener import bind\nfrom llmgw.errors import UsageError\nos.setuid(54321)\n"
+        "try:\n    bind('127.0.0.1', 1)\nexcept UsageError as error:\n    print(error.message)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    if not done.stdout:
+        pytest.skip("this machine keeps no ports for root")
+    said = (
+        "can't listen on 127.0.0.1:1: Permission denied; ports this low are kept for root; choose another with --port"
+    )
+    assert done.stdout.strip() == said

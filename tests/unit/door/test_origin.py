@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from llmgw.dialects.refusal import Refusal
 from llmgw.door.http1 import RequestHead
-from llmgw.door.origin import Origins
+from llmgw.door.origin import MAX_WANTED_BYTES, Origins
 
 
 def head(**fields: str) -> RequestHead:
@@ -142,7 +143,18 @@ def test_answers_to_a_page_carry_its_origin_and_those_to_others_nothing() -> Non
 
 def test_a_preflight_allows_the_headers_it_names() -> None:
     asked = head(origin="http://localhost", access_control_request_headers="authorization, x-stainless-os")
-    found = dict(Origins("127.0.0.1").preflight(asked))
-    assert found[b"access-control-allow-headers"] == b"authorization, x-stainless-os"
-    assert b"POST" in found[b"access-control-allow-methods"]
-    assert b"access-control-allow-headers" not in dict(Origins("127.0.0.1").preflight(head()))
+    asked.method = "OPTIONS"
+    origins = Origins("127.0.0.1")
+    assert b"POST" in dict(origins.preflight(asked))[b"access-control-allow-methods"]
+    assert b"access-control-allow-headers: authorization, x-stainless-os\r\n" in origins.headers(asked)
+    asked.method = "GET"
+    assert b"access-control-allow-headers" not in origins.headers(asked)
+
+
+def test_a_preflight_that_names_too_many_headers_is_refused() -> None:
+    asked = head(origin="http://localhost", access_control_request_headers="x" * (MAX_WANTED_BYTES + 1))
+    asked.method = "OPTIONS"
+    refusal = Origins("127.0.0.1").preflight(asked)
+    assert isinstance(refusal, Refusal)
+    assert refusal.status == 431
+    assert b"xxx" not in Origins("127.0.0.1").headers(asked)

@@ -119,6 +119,12 @@ def test_the_first_event_is_not_a_comment() -> None:
         (stream(delta("[DONE]")), False),
         (stream(delta("error")), False),
         (stream(delta('{"error": "no"}')), False),
+        (stream(b'{"choices":[{"delta":{"error":"no"}}]}'), False),
+        (stream(b'{"choices":[{"delta":{"tool_calls":[{"error":{"code":1}}]}}]}'), False),
+        (stream(b'{"error":null,"choices":[]}'), False),
+        (stream(b'{"error":{}}'), False),
+        (stream(b'{"error":{"message":"x"}}', b"[DONE]"), True),
+        (stream(b"[DONE]", delta("a")), False),
         (stream(delta("a")) + b'data: {"choi', False),
     ],
 )
@@ -270,3 +276,29 @@ def test_the_usage_is_remembered_whatever_the_packets(at: list[int]) -> None:
         relay.feed(piece)
     relay.end()
     assert usage_in_events(relay.usage_piece) == Usage(3, 5)
+
+
+@pytest.mark.parametrize(
+    ("data", "done"),
+    [
+        (b"data: [DONE]\n\n", True),
+        (b"data: [DONE]\n\n\n", True),
+        (b"data: [DONE]\n", True),
+        (b"data: [DONE]", True),
+        (b"data: [DON", False),
+        (b"data: [DONE]\n\ndata: 1", False),
+        (b"data: 1\n\n", False),
+        (b": comment\n\n", False),
+        (b"", False),
+    ],
+)
+def test_a_relay_knows_when_nothing_more_matters(data: bytes, done: bool) -> None:
+    for at in range(len(data) + 1):
+        relay = EventRelay(())
+        for piece in (data[:at], data[at:]):
+            if piece:
+                relay.feed(piece)
+        assert relay.done is done
+        # and looking changes nothing
+        assert relay.done is done
+        assert relay.end()[1] is done

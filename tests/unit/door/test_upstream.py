@@ -152,7 +152,7 @@ def test_a_stale_connection_without_a_successor_is_a_failure(world: Any) -> None
     world.engine.transport.close()
     world.turn()
     answer = world.answers(far.got)[1]
-    assert (answer.status, answer.error) == (502, "engine_failed")
+    assert (answer.status, answer.error) == (503, "server_busy")
     world.wait(20)
 
 

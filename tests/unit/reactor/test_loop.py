@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import socket
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -338,6 +340,24 @@ def test_deadlines_of_one_bucket_may_change_each_other(reactor: Reactor, clock: 
     assert [[round(at - start) for at in alarm.fired] for alarm in alarms] == [[1], [], [5], [7]]
 
 
+def test_one_that_has_ended_is_never_called_again_and_does_not_hold_its_owner(reactor: Reactor, clock: Any) -> None:
+    alarm = Alarm(reactor)
+    fired, deadline = alarm.fired, alarm.deadline
+    died = weakref.ref(alarm)
+    deadline.set(clock.now + 1)
+    gc.collect()
+    gc.disable()
+    try:
+        deadline.end()
+        del alarm
+        assert died() is None
+    finally:
+        gc.enable()
+    deadline.set(clock.now + 1)
+    run_until(reactor, clock, clock.now + 5)
+    assert fired == []
+
+
 def test_thousands_that_are_due_at_once_share_turns(reactor: Reactor, clock: Any) -> None:
     alarms = [Alarm(reactor) for _ in range(1000)]
     for alarm in alarms:
@@ -513,6 +533,17 @@ async def test_the_end_gives_the_descriptors_back(pair: Pair) -> None:
     reactor.close()
     assert near.fileno() == -1
     assert len(os.listdir("/proc/self/fd")) == before + 1
+
+
+def test_what_outlives_the_reactor_can_still_end(pair: Pair) -> None:
+    near, _ = pair()
+    reactor = Reactor()
+    Watcher(reactor, near)
+    number = near.fileno()
+    reactor.close()
+    reactor.unregister(number)
+    reactor.close_later(near)
+    assert near.fileno() == -1
 
 
 def test_a_close_that_reports_an_earlier_error_is_no_failure(

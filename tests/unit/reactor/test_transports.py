@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
+import gc
 import ipaddress
 import os
 import socket
 import ssl
 import struct
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -230,6 +233,79 @@ class TestPlain:
         settle(reactor)
         assert owner.transport.closed
         assert owner.heard == []
+
+    def test_what_was_not_taken_in_time_does_not_look_whole(
+        self, reactor: Reactor, clock: Any, sockets: Sockets, ear: Any
+    ) -> None:
+        near, far = sockets(unix=False)
+        owner = ear()
+        owner.transport = Plain(reactor, near, owner, flush_seconds=300)
+        owner.transport.send(BIG)
+        owner.transport.close(linger=True)
+        settle(reactor)
+        clock.now += 299
+        settle(reactor)
+        assert not owner.transport.closed
+        clock.now += 2
+        settle(reactor)
+        assert owner.transport.closed
+        with pytest.raises(ConnectionResetError):
+            read_all(far, reactor, len(BIG))
+
+    @pytest.mark.parametrize("way", ["abort", "reset", "close", "linger", "broken", "crash", "flush"])
+    def test_a_connection_that_has_ended_does_not_hold_its_owner(
+        self, reactor: Reactor, clock: Any, sockets: Sockets, way: str
+    ) -> None:
+        """They would hold each other, and all that the owner holds, until the garbage collector comes by."""
+
+        class Held:
+            def __init__(self) -> None:
+                self.transport: Plain
+
+            def received(self, data: bytes) -> None: ...
+            def ended(self) -> None: ...
+            def lost(self, reason: str) -> None: ...
+            def drained(self) -> None: ...
+            def connected(self) -> None: ...
+            def on_crash(self, error: Exception) -> None: ...
+
+        near, far = sockets(unix=False)
+        gc.collect()
+        gc.disable()
+        try:
+            owner = Held()
+            died = weakref.ref(owner)
+            owner.transport = Plain(reactor, near, owner)
+            transport = owner.transport
+            if way == "flush":
+                transport.send(BIG)
+                transport.close()
+                settle(reactor)
+                clock.now += FLUSH_SECONDS + 1
+            elif way == "linger":
+                transport.close(linger=True)
+                settle(reactor)
+                clock.now += LINGER_SECONDS + 1
+            elif way == "broken":
+                far.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                far.close()
+            elif way == "crash":
+                transport.on_crash(ValueError("no"))
+            else:
+                getattr(transport, way)()
+            settle(reactor)
+            assert transport.closed
+            del owner, transport
+            assert died() is None
+        finally:
+            gc.enable()
+
+    def test_one_that_could_not_connect_does_not_hold_its_owner_either(self, reactor: Reactor, ear: Any) -> None:
+        owner = ear()
+        owner.transport = Plain.connect(reactor, "/nowhere/at/all", owner, connected=lambda: None)
+        settle(reactor, until=lambda: owner.heard)
+        assert owner.heard[0].startswith("lost")
+        assert owner.transport.owner is not owner
 
     def test_a_peer_that_reads_slowly_is_waited_for(
         self, reactor: Reactor, clock: Any, owner: Any, far: socket.socket
@@ -725,6 +801,104 @@ def test_a_tls_end_has_nothing_below_before_it_is_attached(reactor: Reactor, con
     with pytest.raises(RuntimeError, match="attach"):
         _ = tls.below
     tls.abort()
+
+
+def shake_by_hand(contexts: Contexts) -> tuple[ssl.SSLObject, tuple[ssl.MemoryBIO, ssl.MemoryBIO], ssl.SSLObject, Any]:
+    """Two ends whose handshake is done, each with its BIOs (in, out): the server's, then the client's."""
+    server, client = (ssl.MemoryBIO(), ssl.MemoryBIO()), (ssl.MemoryBIO(), ssl.MemoryBIO())
+    one = contexts.server.wrap_bio(*server, server_side=True)
+    two = contexts.client.wrap_bio(*client, server_hostname="localhost")
+    for _ in range(3):
+        for end, there, here in ((two, client, server), (one, server, client)):
+            with contextlib.suppress(ssl.SSLWantReadError):
+                end.do_handshake()
+            here[0].write(there[1].read())
+    return one, server, two, client
+
+
+def test_a_handshake_that_was_made_elsewhere_is_gone_on_with(
+    reactor: Reactor, contexts: Contexts, ear: Any, sockets: Sockets
+) -> None:
+    spoken, bios, other, (other_in, other_out) = shake_by_hand(contexts)
+    near, far = sockets()
+    # one record is here already, and no descriptor will tell of it
+    other.write(b"early ")
+    bios[0].write(other_out.read())
+    owner = ear()
+    tls = owner.transport = Tls.adopt(reactor, near, spoken, bios, owner)
+    assert owner.got == b""
+    assert tls.peer == "{}:{}".format(*far.getsockname())
+    settle(reactor, until=lambda: owner.got == b"early ")
+    other.write(b"and late")
+    far.send(other_out.read())
+    settle(reactor, until=lambda: owner.got == b"early and late")
+    assert tls.send(b"answer")
+    settle(reactor, until=lambda: other_in.write(_take(far)) and _try_read(other) == b"answer")
+    tls.close()
+    settle(reactor, until=lambda: other_in.write(_take(far)) and _try_read(other) == b"")
+    far.close()
+    settle(reactor, until=lambda: tls.closed)
+
+
+def test_one_that_is_paused_when_it_is_adopted_hears_nothing_yet(
+    reactor: Reactor, contexts: Contexts, ear: Any, sockets: Sockets
+) -> None:
+    spoken, bios, other, (_, other_out) = shake_by_hand(contexts)
+    near, _far = sockets()
+    other.write(b"early")
+    bios[0].write(other_out.read())
+    owner = ear()
+    tls = owner.transport = Tls.adopt(reactor, near, spoken, bios, owner)
+    tls.pause()
+    settle(reactor)
+    assert owner.got == b""
+    tls.resume()
+    settle(reactor, until=lambda: owner.got == b"early")
+
+
+def test_a_socket_that_has_lost_its_peer_can_be_adopted(
+    reactor: Reactor, contexts: Contexts, ear: Any, sockets: Sockets
+) -> None:
+    spoken, bios, _other, _ = shake_by_hand(contexts)
+    near, far = sockets()
+    reset(far)
+    settle(reactor, until=lambda: _is_reset(near))
+    owner = ear()
+    tls = owner.transport = Tls.adopt(reactor, near, spoken, bios, owner)
+    assert tls.peer == ""
+    settle(reactor, until=lambda: owner.heard)
+
+
+def test_a_local_socket_has_no_address_to_name(
+    reactor: Reactor, contexts: Contexts, ear: Any, sockets: Sockets
+) -> None:
+    spoken, bios, _other, _ = shake_by_hand(contexts)
+    near, _far = sockets(unix=True)
+    owner = ear()
+    owner.transport = Tls.adopt(reactor, near, spoken, bios, owner)
+    assert owner.transport.peer == ""
+
+
+def _take(sock: socket.socket) -> bytes:
+    try:
+        return sock.recv(65536)
+    except BlockingIOError:
+        return b""
+
+
+def _is_reset(sock: socket.socket) -> bool:
+    try:
+        _take(sock)
+    except ConnectionResetError:
+        return True
+    return False
+
+
+def _try_read(spoken: ssl.SSLObject) -> bytes | None:
+    try:
+        return spoken.read(65536)
+    except ssl.SSLWantReadError:
+        return None
 
 
 def test_tls_speaks_with_the_standard_librarys(

@@ -3,7 +3,8 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +14,15 @@ from quart import Response
 from quart_trio import QuartTrio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from llmgw.server.pages import KEEP_ALIVE_SECONDS, LINGER_SECONDS, LOG_RECORDS, SPARING, WRITE_SECONDS, serve_pages
+from llmgw.server.pages import (
+    ACCEPTING,
+    KEEP_ALIVE_SECONDS,
+    LINGER_SECONDS,
+    LOG_RECORDS,
+    SPARING,
+    WRITE_SECONDS,
+    serve_pages,
+)
 
 # What no socket buffer holds: a client that does not read stops the writer.
 MANY_BYTES = 8 * 1024 * 1024
@@ -294,6 +303,54 @@ async def test_a_running_answer_ends_before_the_pages_do(site: Site, tmp_path: P
     assert not await trio.Path(where).exists()
 
 
+async def ask_port(port: int, target: bytes = b"/") -> trio.SocketStream:
+    stream = await trio.open_tcp_stream("127.0.0.1", port)
+    await stream.send_all(GET % target)
+    return stream
+
+
+@pytest.fixture
+def listening() -> Iterator[socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield listener
+
+
+async def test_a_port_is_served_under_the_same_guards(
+    site: Site, listening: socket.socket, nursery: trio.Nursery, mock_clock: MockClock
+) -> None:
+    port = listening.getsockname()[1]
+    await nursery.start(partial(serve_pages, site.app, listening, drain_seconds=0))
+    async with await ask_port(port, b"/broken-later") as stream:
+        assert not (await read_all(stream)).endswith(b"0\r\n\r\n")
+    for odd in (b"\0\xff\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0", GET[:9]):
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(odd)
+            await wait_all_tasks_blocked(0.01)
+    async with await ask_port(port) as stream:
+        answer = await read_until(stream, b"hello")
+        assert answer.startswith(b"HTTP/1.1 200")
+        await wait_all_tasks_blocked(0.01)
+        mock_clock.jump(KEEP_ALIVE_SECONDS + 1)
+        assert await read_all(stream) == b""
+
+
+async def test_a_port_is_closed_at_the_end_and_its_answers_end_first(site: Site, listening: socket.socket) -> None:
+    port = listening.getsockname()[1]
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve_pages, site.app, listening, drain_seconds=DRAIN_SECONDS))
+        running = await ask_port(port, b"/slow")
+        await site.entered.wait()
+        nursery.cancel_scope.cancel()
+        with trio.CancelScope(shield=True):
+            async with running:
+                await wait_all_tasks_blocked(0.01)
+                with pytest.raises(OSError, match=r"refused|all attempts"):
+                    await trio.open_tcp_stream("127.0.0.1", port)
+                site.release.set()
+                assert b"at last" in await read_all(running)
+    assert listening.fileno() == -1
+
+
 @pytest.mark.parametrize("target", [b"/large", b"/endless"])
 async def test_an_answer_that_does_not_end_is_cut_after_the_drain(
     site: Site, tmp_path: Path, mock_clock: MockClock, target: bytes
@@ -322,3 +379,17 @@ def test_a_flood_of_failures_is_not_a_flood_of_records() -> None:
     later = logging.makeLogRecord({"created": 5_000_000_100.0})
     assert SPARING.filter(later)
     SPARING.window, SPARING.passed = 0.0, 0
+
+
+def test_a_loop_that_cannot_accept_says_so_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    logger = logging.getLogger("trio.serve_listeners")
+    logger.addFilter(ACCEPTING)
+    ACCEPTING.window, ACCEPTING.passed = 0.0, 0
+    for _ in range(10):
+        try:
+            raise OSError(24, "Too many open files")
+        except OSError:
+            logger.exception("accept returned EMFILE")
+    (record,) = (record for record in caplog.records if record.name == logger.name)
+    assert record.exc_info is None
+    ACCEPTING.window, ACCEPTING.passed = 0.0, 0

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import socket
 import stat
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -87,3 +88,23 @@ def test_a_file_that_another_put_there_stays_at_the_end(tmp_path: Path) -> None:
         path.rename(tmp_path / "moved.sock")
         path.write_text("another's")
     assert path.read_text() == "another's"
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "said"),
+    [
+        ("run", lambda path: path.touch(), "it is a file, not a folder"),
+        ("run", lambda path: path.symlink_to("run"), "it is a file, not a folder"),
+        ("file", lambda path: path.touch(), "Not a directory"),
+    ],
+)
+def test_a_folder_that_can_not_be_used_is_told_in_words(
+    tmp_path: Path, name: str, make: Callable[[Path], None], said: str
+) -> None:
+    make(tmp_path / name)
+    folder = tmp_path / name if name == "run" else tmp_path / name / "run"
+    with (
+        pytest.raises(LlmgwError, match=rf"can't be opened \(.*{said}\): mend that, or choose another folder"),
+        open_socket_file(str(folder / "pages.sock"), backlog=8),
+    ):
+        raise AssertionError("a socket was opened")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import resource
 import socket
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ import trio
 from llmgw.config.node import NodeConfig, Timeouts
 from llmgw.core.events import CatalogChanged
 from llmgw.door.listener import bind
-from llmgw.server.tree import ServerHalf, raise_file_limit, serve_server
+from llmgw.server.tree import ServerHalf, serve_server
 
 
 @pytest.fixture
@@ -78,14 +77,3 @@ def test_the_base_url_of_an_address_of_the_sixth_version_has_brackets() -> None:
             pytest.skip("this machine has no ::1")
         half = ServerHalf(config=NodeConfig(), engines={}, listening=sock, created=0, write_log=print)
         assert half.base_url == f"http://[::1]:{sock.getsockname()[1]}"
-
-
-def test_as_many_descriptors_are_taken_as_there_may_be() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(soft, 512), hard))
-        raise_file_limit()
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-        raise_file_limit()
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -144,6 +144,7 @@ async def test_head_is_the_page_without_its_body() -> None:
         ("/nothing", {"Accept": "application/json"}),
         ("/nothing", {"Accept": "*/*"}),
         ("/nothing", {}),
+        ("//health", {}),
     ],
 )
 async def test_a_program_gets_an_error_in_json(path: str, headers: dict[str, str]) -> None:
