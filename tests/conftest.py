@@ -16,7 +16,6 @@ from llmgw.errors import LlmgwError
 from llmgw.standalone.model_file import DEMO_FILE, find_model
 from llmgw.standalone.settings import weights_cache
 
-
 # A deadline for each example would measure the machine, and what else runs on it.
 settings.register_profile("llmgw", deadline=None)
 settings.load_profile("llmgw")

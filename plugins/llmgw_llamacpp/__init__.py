@@ -64,7 +64,7 @@ def engine_embedded() -> Embedded:
 def engine_validate(model: Model, profile: Profile) -> list[Problem]:
     problems = [*flags.check(profile.args), *slots.check(profile.args, model.context_length)]
     if _REPOSITORY.fullmatch(model.source) and not model.source.lower().endswith(".gguf"):
-        text = f"{model.source} is a repository, and llama.cpp reads one .gguf file: name it, hf:org/repo/file.gguf"
+        text = f"{model.source} is a repository, and llama.cpp reads one .gguf file: download it, and write its path"
         problems.append(Problem(key="source", message=text))
     return problems
 

@@ -58,6 +58,10 @@ _CAUSE = re.compile(
     r"|couldn't bind HTTP server socket|failed to allocate .*buffer|unable to allocate .*buffer"
 )
 
+# What llama.cpp says of the bytes, and not of the file that somebody gave.
+_NO_GGUF = re.compile(r"invalid magic characters\b")
+_NO_GGUF_MEANS = "; the weights are no GGUF file: was the download another page, or cut off? Fetch it again"
+
 # Errors of one request: the engine goes on, and what it says weeks later of its end must not be one of these.
 _OF_A_REQUEST = re.compile(r"(slot|que|res) |srv +(send_error|log_server_r|stop|operator\(\)|format_)")
 
@@ -98,4 +102,6 @@ def _progress(text: str) -> LogFact | None:
 
 
 def _fatal(text: str) -> LogFact | None:
+    if _NO_GGUF.match(text):
+        text += _NO_GGUF_MEANS
     return LogFact(fatal=text, generic=_GENERIC.match(text) is not None) if text else None

@@ -52,3 +52,17 @@ class EngineFailed(LlmgwError):  # noqa: N818 - named by what happens next, like
 
 class LinkLost(LlmgwError):  # noqa: N818
     """The other half of the program can't be reached any more."""
+
+
+def only_ours(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    """The one error of ours inside, which is what a person is to read; else the group as it is."""
+    found: list[BaseException] = []
+    left: list[BaseException] = [group]
+    while left:
+        error = left.pop()
+        if isinstance(error, BaseExceptionGroup):
+            left.extend(error.exceptions)
+        else:
+            found.append(error)
+    ours = [error for error in found if isinstance(error, LlmgwError)]
+    return ours[0] if len(ours) == len(found) else group

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -139,7 +140,7 @@ def test_the_demo_says_how_to_talk_to_it_and_does(launch: Callable[..., Llmgw], 
     # (so small a model may not find an end by itself)
     answer = paste(curl.replace('"messages"', '"max_tokens": 16, "messages"'))
     assert json.loads(answer)["choices"][0]["message"]["content"]
-    python = python.replace("python3", llmgw.words[0], 1).replace("messages=", "max_tokens=16, messages=")
+    python = python.replace("python3", sys.executable, 1).replace("messages=", "max_tokens=16, messages=")
     assert paste(python).strip()
     assert llmgw.stop() == 0
     assert llmgw.engines() == []

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw.errors import ConfigError, EngineFailed, LinkLost, LlmgwError, Problem, UsageError
+from llmgw.errors import ConfigError, EngineFailed, LinkLost, LlmgwError, Problem, UsageError, only_ours
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,12 @@ def test_every_error_of_ours_has_one_root_and_its_message(error: LlmgwError) -> 
 
 def test_a_configuration_error_has_the_same_root() -> None:
     assert isinstance(ConfigError([]), LlmgwError)
+
+
+def test_the_one_error_of_ours_is_taken_out_of_its_wrapping() -> None:
+    ours, odd = LlmgwError("x"), ValueError("y")
+    assert only_ours(BaseExceptionGroup("a", [BaseExceptionGroup("b", [ours])])) is ours
+    mixed = BaseExceptionGroup("a", [ours, odd])
+    assert only_ours(mixed) is mixed
+    alone = BaseExceptionGroup("a", [odd])
+    assert only_ours(alone) is alone

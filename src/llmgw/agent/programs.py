@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import os
 import shutil
 import sys
@@ -10,6 +11,7 @@ from collections.abc import Mapping
 
 import trio
 
+from llmgw.config.paths import is_text
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import Version
 from llmgw.errors import EngineFailed
@@ -28,10 +30,10 @@ def find_program(engine: Engine, binaries: Mapping[str, str]) -> tuple[str, ...]
         found = shutil.which(os.path.expanduser(configured))
         if found is None:
             raise EngineFailed(f"engines.{engine.name}.bin: {configured} is not there, or is not a program")
-        return (os.path.abspath(found),)
+        return (_whole(found),)
     found = shutil.which(engine.info.default_binary)
     if found is not None:
-        return (os.path.abspath(found),)
+        return (_whole(found),)
     embedded = engine.embedded
     if embedded is not None and _is_importable(embedded.requires):
         return (sys.executable, "-m", embedded.module)
@@ -42,13 +44,26 @@ def find_program(engine: Engine, binaries: Mapping[str, str]) -> tuple[str, ...]
     )
 
 
+def _whole(found: str) -> str:
+    path = os.path.abspath(found)
+    # It is reported to the server, as text.
+    if not is_text(path):
+        raise EngineFailed(f"{os.fsencode(path)!r} is not UTF-8: give the program a path that is")
+    return path
+
+
 class Programs:
-    """The versions of programs, asked for once and again when the file has changed."""
+    """The versions of programs, asked for once and again when the file has changed.
 
-    __slots__ = ("_engines", "_known")
+    ``marker_prefix`` is the state folder's: a program that is asked when llmgw is killed is ended at the next start.
+    """
 
-    def __init__(self, engines: Mapping[str, Engine]) -> None:
-        self._engines = engines
+    __slots__ = ("_known", "_marker_prefix", "_numbers")
+
+    def __init__(self, *, marker_prefix: str) -> None:
+        self._marker_prefix = marker_prefix
+        # Two may be asked at once, and the end of one must not be that of the other.
+        self._numbers = itertools.count(1)
         self._known: dict[tuple[str, tuple[str, ...]], tuple[tuple[int, int], Version | None]] = {}
 
     async def probe(self, engine: Engine, program: tuple[str, ...]) -> Version | None:
@@ -60,8 +75,8 @@ class Programs:
         command = engine.build_probe(program)
         version = None
         if command is not None:
-            # Given up when the asker is stopped: a program that hangs must not hold up the end of its shard.
-            output = await trio.to_thread.run_sync(run_probe, command, PROBE_SECONDS, abandon_on_cancel=True)
+            marker = f"{self._marker_prefix}probe-{next(self._numbers)}:0"
+            output = await run_probe(command, PROBE_SECONDS, marker=marker)
             version = None if output is None else engine.read_probe(output)
         self._known[key] = (stamp, version)
         return version

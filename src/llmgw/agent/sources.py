@@ -17,13 +17,15 @@ def check_source(source: str, engine: Engine) -> None:
     """Raise EngineFailed when the engine can't be pointed at this source, with what to do about it."""
     takes = engine.info.sources
     path = Path(source)
-    if not path.is_absolute() and not path.exists():
+    # One below the folder that the agent was started in is nobody's meaning.
+    if not path.is_absolute():
         if SourceKind.REPOSITORY in takes and HUB_NAME.fullmatch(source):
             return
         if "://" in source or not source.endswith(engine.info.file_suffixes or ("/",)):
             raise EngineFailed(
                 f"source {source} is not fetched in this version: download it, and write the path of the file as source"
             )
+        raise EngineFailed(f"source {source} is no whole path: write it from / on")
     try:
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
@@ -32,7 +34,8 @@ def check_source(source: str, engine: Engine) -> None:
             raise EngineFailed(f"source {source} is not a file: write the path of the model's file itself")
         with path.open("rb"):
             pass
-    except OSError as error:
-        raise EngineFailed(f"source {source} can't be read: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise EngineFailed(f"source {source!r} can't be read: {why}") from error
     if SourceKind.FILE not in takes:
         raise EngineFailed(f"source {source} is a file, and {engine.info.title} takes a repository or a folder of one")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ import click
 
 from llmgw.cli.log import start_log
 from llmgw.cli.options import file_options
+from llmgw.host.output import write_out
 
 if TYPE_CHECKING:
     from llmgw.config.agent import AgentConfig
@@ -88,6 +90,12 @@ def stop_all(*, config: Path | None, environ: Mapping[str, str], engines: Mappin
     state = StateFolder(loaded.state)
 
     async def stop() -> bool:
-        return await stopping.stop_all(state, engines, say=click.echo, force=force)
+        return await stopping.stop_all(state, engines, say=_tell, force=force)
 
     return trio.run(stop)
+
+
+def _tell(line: str) -> None:
+    """Whoever can't hear it has the engines stopped all the same."""
+    with suppress(OSError):
+        write_out(f"{line}\n")

@@ -16,7 +16,8 @@ import click
 from llmgw.cli.log import start_log
 from llmgw.cli.options import Run, node_options
 from llmgw.errors import UsageError
-from llmgw.standalone.signals import stop_signals
+from llmgw.host.output import say, write_out
+from llmgw.host.signals import stop_signals
 
 if TYPE_CHECKING:
     from llmgw.config.node import NodeConfig
@@ -70,8 +71,8 @@ def demo(
     run: Run,
 ) -> None:
     """Find the engine first, then the model (nobody wants to fetch what can't be run), then hand over to ``run``."""
-    from llmgw.cli.given import FileOptions, check_runnable, describe_file, existing_file
-    from llmgw.config.load import load_node
+    from llmgw.cli.given import DEFINITION_SUFFIXES, FileOptions, check_runnable, describe_file, existing_file
+    from llmgw.config.load_node import load_node
     from llmgw.standalone.model_file import DEMO_FILE
 
     if ask is not None:
@@ -81,17 +82,20 @@ def demo(
     loaded = load_node(config, environ=environ, engines=engines, port=port)
     own = FileOptions(name=NAME, context_length=CONTEXT_LENGTH)
     if model is not None:
-        definition = describe_file(existing_file(model, engines), FileOptions(), engines)
+        file = existing_file(model, engines, definitions=False)
+        if file.suffix.lower() in DEFINITION_SUFFIXES:
+            raise UsageError(f"--model takes a weights file, and {model} is a definition: llmgw serve {model}")
+        definition = describe_file(file, FileOptions(), engines, definitions=False)
     else:
         check_engine(Path(DEMO_FILE.name), engines, loaded.config)
         definition = describe_file(find(loaded.config), own, engines)
     check_runnable((definition,), engines, loaded.config)
     name = definition.model.name
-    click.echo(f"starting {name}", err=True)
+    say(f"starting {name}")
 
     def on_ready(base_url: str) -> None:
         if ask is None:
-            click.echo(welcome(base_url, name))
+            write_out(welcome(base_url, name) + "\n")
 
     run(loaded.config, (definition.model,), on_ready=on_ready, ask=ask)
 
@@ -112,11 +116,11 @@ def check_engine(file: Path, engines: Mapping[str, Engine], config: NodeConfig) 
 
 def fetch_with_progress(config: NodeConfig) -> Path:
     """The demo's model on disk. A stop while it is fetched takes the download with it."""
-    from llmgw.cli.progress import Shown
+    from llmgw.cli.progress import Shown, terminal
     from llmgw.standalone.model_file import DEMO_FILE, find_model
     from llmgw.standalone.settings import weights_cache
 
-    with stop_as_interrupt(), Shown() as shown:
+    with stop_as_interrupt(), Shown(terminal()) as shown:
         return find_model(DEMO_FILE, weights_cache(config), shown)
 
 
@@ -145,7 +149,7 @@ Ctrl-C stops it."""
 
 @contextmanager
 def stop_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP unwind like Ctrl-C, so that no half file and no pip is left behind."""
+    """SIGTERM, SIGHUP and SIGQUIT unwind like Ctrl-C, so that no half file and no pip is left behind."""
     before = {each: signal.signal(each, signal.default_int_handler) for each in stop_signals() if each != signal.SIGINT}
     try:
         yield

@@ -6,12 +6,14 @@ import importlib.util
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmgw.config.definition import Definition, load_definitions, wrong_name
 from llmgw.config.node import NodeConfig
+from llmgw.config.paths import check_text, expand_home
 from llmgw.core.model import Model, ModelName, Profile, Scaling
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import SourceKind
@@ -19,6 +21,7 @@ from llmgw.errors import ConfigError, Problem, UsageError
 
 DEFINITION_SUFFIXES = {".yaml", ".yml"}
 ONE = Scaling(min=1, max=1)
+NO_FILE, A_FOLDER = "no such file", "is a folder"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,27 +47,52 @@ def read_given(given: str, options: FileOptions, engines: Mapping[str, Engine]) 
     )
 
 
-def existing_file(given: str, engines: Mapping[str, Engine]) -> Path:
-    """A readable file. UsageError with the ways out when it is anything else."""
-    path = Path(given).expanduser().absolute()
-    if not path.exists():
+def existing_file(given: str, engines: Mapping[str, Engine], *, definitions: bool = True) -> Path:
+    """A readable file. UsageError with the ways out when it is anything else; ``definitions`` may be one of them."""
+    try:
+        path = Path(expand_home(given)).absolute()
+    except FileNotFoundError:
+        raise UsageError(f"{given}: the folder that this is started in is gone; give the whole path") from None
+    check_text(str(path), "MODEL")
+    why = why_unusable(path)
+    if why is None:
+        return path
+    if why == NO_FILE:
         looks_remote = "://" in given or given.startswith("hf:") or re.fullmatch(r"[\w.-]+/[\w.-]+", given)
-        hint = "; weights are not fetched in this version: download the file and give its path" if looks_remote else ""
-        raise UsageError(f"{given}: no such file{hint}")
-    if path.is_dir():
-        raise UsageError(f"{given} is a folder; give the weights file in it ({_what_is_taken(engines)})")
-    if not path.is_file() or not os.access(path, os.R_OK):
-        raise UsageError(f"{given} can't be read: check its permissions, and that it is an ordinary file")
-    if path.stat().st_size == 0:
-        raise UsageError(f"{given} is empty: was its download cut off?")
-    return path
+        why += "; weights are not fetched in this version: download the file and give its path" if looks_remote else ""
+        raise UsageError(f"{given}: {why}")
+    if why == A_FOLDER:
+        why += f"; give the weights file in it ({_what_is_taken(engines, definitions)})"
+    raise UsageError(f"{given} {why}")
 
 
-def describe_file(path: Path, options: FileOptions, engines: Mapping[str, Engine]) -> Definition:
-    """A definition of a bare weights file: one replica, by the engine that reads such files."""
+def why_unusable(path: Path) -> str | None:
+    """What keeps this path from being read as a file; None when nothing does."""
+    try:
+        found = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return NO_FILE
+    except (OSError, ValueError) as error:
+        return f"can't be read: {error.strerror if isinstance(error, OSError) else error}"
+    if stat.S_ISDIR(found.st_mode):
+        return A_FOLDER
+    if not stat.S_ISREG(found.st_mode) or not os.access(path, os.R_OK):
+        return "can't be read: check its permissions, and that it is an ordinary file"
+    return None if found.st_size else "is empty: was its download cut off?"
+
+
+def describe_file(
+    path: Path, options: FileOptions, engines: Mapping[str, Engine], *, definitions: bool = True
+) -> Definition:
+    """A definition of a bare weights file: one replica, by the engine that reads such files. UsageError when none does;
+    ``definitions``: whether one could have been given instead."""
     candidates = [name for name, engine in sorted(engines.items()) if _reads(engine, path)]
     if not candidates:
-        raise UsageError(f"{path}: no installed engine reads such files; MODEL is {_what_is_taken(engines)}")
+        raise UsageError(
+            f"{path}: no installed engine reads such files; it is to be {_what_is_taken(engines, definitions)}"
+        )
+    for word in options.args:
+        check_text(word, "--arg")
     if options.name is not None and (why := wrong_name(options.name)):
         raise UsageError(f"--name: {why}")
     model = Model(
@@ -121,11 +149,26 @@ def _rejections(definition: Definition, engines: Mapping[str, Engine]) -> list[P
     for index, profile in enumerate(model.profiles):
         engine = engines[profile.engine]
         found = list(engine.validate(model, profile))
-        if SourceKind.REPOSITORY not in engine.info.sources and not Path(model.source).is_file():
-            message = f"{model.source} is no file on this machine; weights are not fetched in this version"
-            found.append(Problem(key="source", message=message))
+        if SourceKind.REPOSITORY not in engine.info.sources and all(problem.key != "source" for problem in found):
+            found += _rejections_of_file(model.source)
         problems += [definition.locate(index, problem) for problem in found]
     return list(dict.fromkeys(problems))
+
+
+def _rejections_of_file(source: str) -> list[Problem]:
+    """What an engine that reads one file would find wrong here, again at each try."""
+    path = Path(source)
+    why = why_unusable(path)
+    if not path.is_absolute():
+        hint = "a path begins with /, ~/ or ./, and weights are not fetched in this version"
+        message = f"{source} is no path of a file: {hint}"
+    elif why == NO_FILE:
+        message = f"{source} is no file on this machine; weights are not fetched in this version"
+    elif why is not None:
+        message = f"{source} {why}"
+    else:
+        return []
+    return [Problem(key="source", message=message)]
 
 
 def _ways_to_install(engine: Engine) -> list[str]:
@@ -137,6 +180,7 @@ def _reads(engine: Engine, path: Path) -> bool:
     return path.suffix.lower() in engine.info.file_suffixes
 
 
-def _what_is_taken(engines: Mapping[str, Engine]) -> str:
+def _what_is_taken(engines: Mapping[str, Engine], definitions: bool) -> str:
     suffixes = sorted({suffix for engine in engines.values() for suffix in engine.info.file_suffixes})
-    return f"{' or '.join(f'a {suffix} file' for suffix in suffixes) or 'a weights file'} or a .yaml definition"
+    kinds = [f"a {suffix} file" for suffix in suffixes] or ["a weights file"]
+    return " or ".join([*kinds, *(["a .yaml definition"] if definitions else [])])

@@ -10,7 +10,7 @@ import queue
 import threading
 from collections.abc import Callable
 
-from llmgw.standalone.output import write_err
+from llmgw.host.output import write_err
 
 # A terminal that was stopped, or a pager that was left open, reads nothing for as long as it likes.
 MAX_WAITING = 10_000

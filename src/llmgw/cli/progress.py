@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
+
+from llmgw.host.output import say
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -15,10 +18,14 @@ STEP_PERCENT = 10
 
 
 class Shown:
-    """Says lines and shows bytes; the bar appears with the first of them and goes when this is left."""
+    """Says lines and shows bytes; the bar appears with the first of them and goes when this is left.
 
-    def __init__(self, out: TextIO | None = None) -> None:
-        self._out = out or sys.stderr
+    ``terminal`` None: there is none, and no bar.
+    """
+
+    def __init__(self, terminal: TextIO | None = None, write_line: Callable[[str], None] = say) -> None:
+        self._terminal = terminal
+        self._write_line = write_line
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         self._shown_percent = 0
@@ -34,28 +41,25 @@ class Shown:
     def say(self, line: str) -> None:
         self._close_bar()
         self._shown_percent = 0
-        self._line(line)
+        self._write_line(line)
 
     def moved(self, done_bytes: int, total_bytes: int) -> None:
-        if self._out.isatty():
-            bar, task = self._open_bar(total_bytes)
+        if self._terminal is not None:
+            bar, task = self._open_bar(self._terminal, total_bytes)
             bar.update(task, completed=done_bytes)
             return
         percent = 100 * done_bytes // total_bytes
         if percent >= self._shown_percent + STEP_PERCENT:
             self._shown_percent = percent
-            self._line(f"{percent} % of {total_bytes // 10**6} MB")
+            self._write_line(f"{percent} % of {total_bytes // 10**6} MB")
 
-    def _line(self, text: str) -> None:
-        print(text, file=self._out, flush=True)
-
-    def _open_bar(self, total_bytes: int) -> tuple[Bar, TaskID]:
+    def _open_bar(self, terminal: TextIO, total_bytes: int) -> tuple[Bar, TaskID]:
         if self._bar is None or self._task is None:
             from rich.console import Console
             from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
 
             self._bar = Progress(
-                BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=Console(file=self._out), transient=True
+                BarColumn(), DownloadColumn(), TransferSpeedColumn(), console=Console(file=terminal), transient=True
             )
             self._bar.start()
             self._task = self._bar.add_task("", total=total_bytes)
@@ -65,3 +69,8 @@ class Shown:
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
+
+
+def terminal() -> TextIO | None:
+    """Standard error where it is a terminal."""
+    return sys.stderr if sys.stderr.isatty() else None

@@ -13,6 +13,7 @@ import click
 from llmgw.cli.log import start_log
 from llmgw.cli.options import Run, node_options, say_not_in_effect
 from llmgw.errors import ConfigError, Problem, UsageError
+from llmgw.host.output import say, write_out
 
 if TYPE_CHECKING:
     from llmgw.cli.given import FileOptions
@@ -66,7 +67,7 @@ def serve(
 ) -> None:
     """Check all that can be checked, then hand over to ``run``."""
     from llmgw.cli.given import check_runnable, read_given
-    from llmgw.config.load import load_node
+    from llmgw.config.load_node import load_node
 
     loaded = load_node(config, environ=environ, engines=engines, port=port)
     given = read_given(model, options, engines) if model is not None else ()
@@ -77,11 +78,11 @@ def serve(
     say_not_in_effect(definitions)
     models = tuple(definition.model for definition in definitions)
     starting = ", ".join(entry.name for entry in models if entry.scaling.min)
-    click.echo(f"starting {starting}" if starting else "starting; each model loads when it is asked for", err=True)
+    say(f"starting {starting}" if starting else "starting; each model loads when it is asked for")
     run(
         replace(loaded.config, models=models),
         models,
-        on_ready=lambda base_url: click.echo(f"{base_url.rstrip('/')}/v1 is ready; Ctrl-C stops it"),
+        on_ready=lambda base_url: write_out(f"{base_url.rstrip('/')}/v1 is ready; Ctrl-C stops it\n"),
     )
 
 

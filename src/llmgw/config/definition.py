@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from llmgw.config.document import Findings, Section, near, parse_document, read_document
+from llmgw.config.paths import check_text, expand_home
 from llmgw.core.model import Model, ModelName, Profile, Scaling
 from llmgw.errors import Problem
 
@@ -158,8 +159,9 @@ def _source(section: Section, folder: Path | None) -> str:
             section.wrong("source", f"{source!r} is a path on this machine; write the whole one that the nodes have")
         return source
     if source.startswith(("./", "../")):
-        return os.path.normpath(folder.absolute() / source)
-    return str(Path(source).expanduser()) if source.startswith("~/") else source
+        source = os.path.normpath(folder.absolute() / source)
+        check_text(source, "source")
+    return expand_home(source) if source.startswith("~/") else source
 
 
 def _scaling(section: Section, later: list[str]) -> Scaling:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmgw.config.document import Section
+from llmgw.config.paths import expand_home, is_there
 from llmgw.errors import ConfigError, Problem
 
 MAX_VALUE_BYTES = 64 * 1024
@@ -20,13 +21,13 @@ def named_file(path: Path | None, *, environ: Mapping[str, str]) -> Path | None:
     if path is not None:
         return path
     named = environ.get("LLMGW_CONFIG")
-    return Path(named).expanduser() if named else None
+    return Path(expand_home(named)) if named else None
 
 
 def find_system_file(path: Path | None, *, environ: Mapping[str, str], system_file: Path) -> Path:
     """The file to read where there has to be one. ConfigError with what to write when there is none."""
     found = named_file(path, environ=environ)
-    if found is None and not system_file.exists():
+    if found is None and not is_there(system_file):
         text = f"is not there: write it (examples/{system_file.name} is a start), or name another with --config"
         raise ConfigError([Problem(key="", message=text, where=str(system_file))])
     return found or system_file
@@ -46,7 +47,7 @@ def read_path(section: Section, key: str, default: T) -> Path | T:
 
 def whole_path(text: str) -> Path | None:
     """The path that this text is, wherever the program was started; None when it is none."""
-    path = Path(text).expanduser() if text.startswith("~/") else Path(text)
+    path = Path(expand_home(text)) if text.startswith("~/") else Path(text)
     return path if path.is_absolute() else None
 
 

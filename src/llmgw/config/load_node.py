@@ -12,6 +12,7 @@ from llmgw.config.document import Section, read_document
 from llmgw.config.files import named_file, read_path
 from llmgw.config.node import NodeConfig
 from llmgw.config.parts import read_engines, read_limits, read_origins, read_timeouts
+from llmgw.config.paths import expand_home, find_home, is_there
 from llmgw.errors import ConfigError, Problem
 
 SYSTEM_FILE = Path("/etc/llmgw/node.yaml")
@@ -45,7 +46,7 @@ def load_node(
         _refuse_open_host(host, Problem(key="LLMGW_HOST", message=""))
         config = replace(config, host=host)
     if models := environ.get("LLMGW_MODELS"):
-        config = replace(config, cache=str(Path(models).expanduser().absolute() / ".cache"))
+        config = replace(config, cache=str(Path(expand_home(models)).absolute() / ".cache"))
     if port is not None:
         _refuse_engine_port(port, config.engine_ports)
         config = replace(config, port=port)
@@ -57,11 +58,10 @@ def find_node_file(path: Path | None, *, environ: Mapping[str, str], system_file
     if named := named_file(path, environ=environ):
         return named
     base = environ.get("XDG_CONFIG_HOME", "")
-    home = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / ".config"
-    for candidate in (system_file, home / "llmgw" / "node.yaml"):
-        if candidate.exists():
-            return candidate
-    return None
+    home = find_home(environ)
+    folders = [Path(base)] if base.startswith("/") else [home / ".config"] if home else []
+    candidates = (system_file, *(folder / "llmgw" / "node.yaml" for folder in folders))
+    return next(filter(is_there, candidates), None)
 
 
 def _read_node(path: Path, engines: Collection[str]) -> Loaded:

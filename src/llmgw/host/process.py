@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import signal
 import subprocess
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +28,8 @@ SECOND_TERM_SECONDS = 2.0
 KILL_SECONDS = 5.0
 REAP_SECONDS = 0.02
 PROBE_BYTES = 1024 * 1024
+# Longer than the stop of a process tree takes at most.
+PROBE_END_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,17 +233,21 @@ def start_process(command: Command, *, log: Path, marker: str) -> Process:
     """
     output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        child = subprocess.Popen(
-            command.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=_environment(command) | {MARKER: marker},
-            cwd=command.cwd,
-            start_new_session=True,
-        )
+        return _start(command, output, output, marker)
     finally:
         os.close(output)
+
+
+def _start(command: Command, stdout: int, stderr: int, marker: str) -> Process:
+    child = subprocess.Popen(
+        command.argv,
+        stdin=subprocess.DEVNULL,
+        stdout=stdout,
+        stderr=stderr,
+        env=_environment(command) | {MARKER: marker},
+        cwd=command.cwd,
+        start_new_session=True,
+    )
     # Else the interpreter warns of a child that outlives the object, and later reaps it in our stead.
     child.returncode = 0
     stat = read_stat(child.pid)
@@ -266,32 +274,49 @@ def _environment(command: Command) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(scrub)} | command.env
 
 
-def run_probe(command: Command, limit_seconds: float) -> ProbeOutput | None:
-    """Run a program that prints something and ends; None when it can't be run or takes too long. Blocks."""
-    try:
-        child = subprocess.Popen(
-            command.argv,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=_environment(command),
-            cwd=command.cwd,
-            start_new_session=True,
-        )
-    except OSError:
-        return None
-    with child:
+async def run_probe(command: Command, limit_seconds: float, *, marker: str) -> ProbeOutput | None:
+    """Run a program that prints something and ends; None when it can't be run, takes too long, or prints more than a
+    pipe holds. However this ends, cancelled too, the program and all that it started are gone."""
+    with _pipe() as (out, to_out), _pipe() as (err, to_err):
         try:
-            stdout, stderr = child.communicate(timeout=limit_seconds)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(child.pid, signal.SIGKILL)
+            # Not to be cut in two by a cancellation: what was started has to be ended.
+            process = await trio.to_thread.run_sync(_start, command, to_out, to_err, marker)
+        except OSError:
             return None
-    return ProbeOutput(
-        code=child.returncode,
-        stdout=stdout[:PROBE_BYTES].decode(errors="replace"),
-        stderr=stderr[:PROBE_BYTES].decode(errors="replace"),
-    )
+        code = None
+        try:
+            with trio.move_on_after(limit_seconds):
+                code = await process.wait_exit()
+        finally:
+            with trio.move_on_after(PROBE_END_SECONDS, shield=True):
+                await process.stop(signal.SIGKILL, KILL_SECONDS)
+            process.close()
+        if code is None:
+            return None
+        return ProbeOutput(code=code, stdout=_read_now(out), stderr=_read_now(err))
+
+
+@contextmanager
+def _pipe() -> Iterator[tuple[int, int]]:
+    """Both ends, for one text that is read when all of it is there: nobody has to read beside the program, and one that
+    prints without an end fills no memory."""
+    reading, writing = os.pipe()
+    try:
+        os.set_blocking(reading, False)
+        # Where the system grants no more, the usual 64 KiB are still many lines.
+        with suppress(OSError):
+            fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, PROBE_BYTES)
+        yield reading, writing
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+def _read_now(pipe: int) -> str:
+    try:
+        return os.read(pipe, PROBE_BYTES).decode(errors="replace")
+    except BlockingIOError:
+        return ""
 
 
 def describe_exit(code: int | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import httpx
@@ -17,7 +17,7 @@ TIMEOUT = httpx.Timeout(30.0, read=600.0)
 MAX_TOKENS = 512
 
 
-async def ask(base_url: str, model: str, text: str, write: Callable[[str], None]) -> None:
+async def ask(base_url: str, model: str, text: str, write: Callable[[str], Awaitable[None]]) -> None:
     """Write the answer piece by piece, and a line feed at its end. LlmgwError when it is refused or breaks off."""
     messages = [{"role": "user", "content": text}]
     body = {"model": model, "messages": messages, "max_tokens": MAX_TOKENS, "stream": True}
@@ -31,10 +31,10 @@ async def ask(base_url: str, model: str, text: str, write: Callable[[str], None]
                 await _write_answer(response, model, write)
         except httpx.TransportError as error:
             raise LlmgwError(f"the answer of {model} broke off: {str(error) or type(error).__name__}") from None
-    write("\n")
+    await write("\n")
 
 
-async def _write_answer(response: httpx.Response, model: str, write: Callable[[str], None]) -> None:
+async def _write_answer(response: httpx.Response, model: str, write: Callable[[str], Awaitable[None]]) -> None:
     reader = EventReader()
     done = False
     failure: LlmgwError | None = None
@@ -51,7 +51,7 @@ async def _write_answer(response: httpx.Response, model: str, write: Callable[[s
                     failure = error
                     break
                 if piece:
-                    write(piece)
+                    await write(piece)
     except httpx.TransportError:
         # After an error event the connection is cut: the event says more than the cut does.
         if not (done or failure):

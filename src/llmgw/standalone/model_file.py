@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import importlib.util
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -59,7 +60,8 @@ def installed_file(file: PinnedFile) -> Path | None:
     spec = importlib.util.find_spec(file.package)
     for folder in (spec.submodule_search_locations or []) if spec else []:
         path = Path(folder) / file.name
-        if path.is_file():
+        # What can't be looked at is not there, as far as we are concerned.
+        if os.path.isfile(path):
             return path
     return None
 
@@ -67,7 +69,11 @@ def installed_file(file: PinnedFile) -> Path | None:
 def cached_file(file: PinnedFile, cache: Path) -> Path | None:
     """The file in the cache, if it is there in full: its bytes were checked when it got its name."""
     path = cache / file.name
-    return path if path.is_file() and path.stat().st_size == file.size_bytes else None
+    with disk_errors(cache):
+        try:
+            return path if stat.S_ISREG(path.stat().st_mode) and path.stat().st_size == file.size_bytes else None
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
 
 @contextlib.contextmanager

@@ -95,7 +95,7 @@ def disk_errors(cache: Path, *leftovers: Path) -> Iterator[None]:
         if error.filename is None:
             raise
         raise UsageError(
-            f"can't write {error.filename}: {error.strerror}; LLMGW_MODELS names another folder for weights"
+            f"can't use {os.fsdecode(error.filename)}: {error.strerror}; LLMGW_MODELS names another folder for weights"
         ) from None
 
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from llmgw.config.node import NodeConfig
+from llmgw.config.paths import check_text, find_home
+from llmgw.errors import UsageError
 
 
 def state_folder(config: NodeConfig, *, environ: Mapping[str, str] = os.environ, root: bool | None = None) -> Path:
@@ -26,8 +28,18 @@ def weights_cache(config: NodeConfig, *, environ: Mapping[str, str] = os.environ
 def _own_folder(environ: Mapping[str, str]) -> Path:
     # A relative XDG_DATA_HOME is to be ignored, says its specification: it would follow the working directory.
     base = environ.get("XDG_DATA_HOME", "")
-    home = Path(base) if base.startswith("/") else Path(environ.get("HOME") or "~").expanduser() / ".local" / "share"
-    return home / "llmgw"
+    home = find_home(environ)
+    if base.startswith("/"):
+        folder = Path(base)
+    elif home is not None:
+        folder = home / ".local" / "share"
+    else:
+        raise UsageError(
+            "there is no home folder to keep state and weights in (HOME is not set, and no account here has uid "
+            f"{os.geteuid()}): set HOME or XDG_DATA_HOME, or write state and cache in node.yaml"
+        )
+    check_text(str(folder), "XDG_DATA_HOME or HOME")
+    return folder / "llmgw"
 
 
 def _is_root(root: bool | None) -> bool:

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import functools
 import logging
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import trio
 
@@ -27,14 +29,15 @@ from llmgw.core.placement import Rejected
 from llmgw.core.replica import ShardState
 from llmgw.door.listener import bind
 from llmgw.engines.registry import load_engines
-from llmgw.errors import EngineFailed, LlmgwError
+from llmgw.errors import EngineFailed, LlmgwError, only_ours
+from llmgw.host.limits import raise_file_limit
+from llmgw.host.output import write_err, write_out
+from llmgw.host.signals import stop_signals
 from llmgw.server.scheduler import Scheduler
-from llmgw.server.tree import ServerHalf, raise_file_limit, serve_server
+from llmgw.server.tree import ServerHalf, serve_server
 from llmgw.standalone.ask import ask as ask_model
-from llmgw.standalone.output import write_err, write_out
-from llmgw.standalone.places import own_folder, warn_of_leftovers
+from llmgw.standalone.places import hold_own_folder, warn_of_leftovers
 from llmgw.standalone.settings import state_folder, weights_cache
-from llmgw.standalone.signals import stop_signals
 
 log = logging.getLogger(__name__)
 
@@ -57,6 +60,9 @@ class MemoryLink:
     async def report(self, event: Event) -> None:
         await self.scheduler.post(event)
 
+    async def wait_lost(self) -> None:
+        await trio.sleep_forever()
+
 
 def run(
     config: NodeConfig, models: tuple[Model, ...], *, on_ready: Callable[[str], None], ask: str | None = None
@@ -64,52 +70,47 @@ def run(
     """Serve ``models`` until SIGINT or SIGTERM; with ``ask`` only until that question is answered.
 
     ``on_ready`` gets the base URL when the door is open and every model that is to run does. Raises UsageError when
-    the port or the state folder is taken, EngineFailed when a model to ask can't be started.
+    the port or the state folder is taken, EngineFailed when a model to ask can't be started. ``on_ready`` may block: it
+    is called in a thread, which is left behind when the program is to stop.
     """
     listening = bind(config.host, config.port)
     try:
-        trio.run(_main, config, models, listening, on_ready, ask)
+        with hold_own_folder(state_folder(config), config.port) as folder:
+            trio.run(_main, config, models, Held(listening=listening, folder=folder), on_ready, ask)
     except BaseExceptionGroup as group:
-        raise _only(group) from None
+        raise only_ours(group) from None
     finally:
         listening.close()
 
 
-def _only(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The one error of ours inside, which is what a person is to read; else the group as it is."""
-    found: list[BaseException] = []
-    left: list[BaseException] = [group]
-    while left:
-        error = left.pop()
-        if isinstance(error, BaseExceptionGroup):
-            left.extend(error.exceptions)
-        else:
-            found.append(error)
-    ours = [error for error in found if isinstance(error, LlmgwError)]
-    return ours[0] if len(ours) == len(found) else group
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """What no other program has from the start to the end of this one: the clients' port and the state folder."""
+
+    listening: socket.socket
+    folder: Path
 
 
 async def _main(
     config: NodeConfig,
     models: tuple[Model, ...],
-    listening: object,
+    held: Held,
     on_ready: Callable[[str], None],
     question: str | None,
 ) -> None:
     raise_file_limit()
-    folder = await trio.to_thread.run_sync(own_folder, state_folder(config), config.port)
-    await trio.to_thread.run_sync(warn_of_leftovers, folder)
+    await trio.to_thread.run_sync(warn_of_leftovers, held.folder)
     half = ServerHalf(
         config=config,
         engines=load_engines(),
-        listening=listening,  # type: ignore[arg-type]
+        listening=held.listening,
         created=int(time.time()),
         write_log=write_err if question is None else _drop_log,
-        folder=folder,
+        folder=held.folder,
     )
     settings = AgentSettings(
         node_id=NODE,
-        state=folder,
+        state=held.folder,
         engine_ports=config.engine_ports,
         binaries={name: each.bin for name, each in config.engines.items() if each.bin is not None},
         stop_on_exit=True,
@@ -121,7 +122,7 @@ async def _main(
         await root.start(serve_server, half)
         await half.scheduler.post(CatalogChanged(models=models))
         link = MemoryLink(half.scheduler, NODE)
-        await root.start(functools.partial(serve_node, link, engines=half.engines, settings=settings))
+        await root.start(functools.partial(serve_node, link, engines=half.engines, settings=settings, held=True))
         visit = Visit(question=question)
         root.start_soon(_attend, visit, half, models, on_ready, stopping)
         await stopping.wait()
@@ -187,7 +188,7 @@ async def _say_ready(
             _raise_failure(half)
         await half.scheduler.wait_changed()
     try:
-        on_ready(half.base_url)
+        await trio.to_thread.run_sync(on_ready, half.base_url, abandon_on_cancel=True)
     except OSError as error:
         log.warning("that it is ready can't be written: %s", error.strerror or error)
     if visit.question is not None:
@@ -195,9 +196,10 @@ async def _say_ready(
         visit.answered = True
 
 
-def _write_answer(text: str) -> None:
+async def _write_answer(text: str) -> None:
+    """In a thread: whoever reads may have stopped, and is no reason to hear no signal any more."""
     try:
-        write_out(text)
+        await trio.to_thread.run_sync(write_out, text, abandon_on_cancel=True)
     except OSError as error:
         raise LlmgwError(f"the answer can't be written: {error.strerror or error}") from None
 
@@ -207,7 +209,8 @@ def _raise_failure(half: ServerHalf) -> None:
     for each in half.scheduler.fleet.statistics().models:
         for replica in each.replicas:
             if replica.state is ShardState.ENDED:
-                raise EngineFailed(f"{each.model.name} can't be started: {replica.cause}", replica.lines)
+                # Its last lines are in the log already.
+                raise EngineFailed(f"{each.model.name} ({each.model.source}) can't be started: {replica.cause}")
         if isinstance(each.verdict, Rejected) and each.verdict.rejections:
             reasons = "; ".join(rejection.detail for rejection in each.verdict.rejections)
             raise EngineFailed(f"{each.model.name} can't be placed: {reasons}")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from llmgw.config.paths import expand_home
 from llmgw.errors import UsageError
 from llmgw.store.faults import place_explained
 
@@ -22,7 +23,7 @@ def read_address(address: str) -> Path:
         raise UsageError(f"auth.store: {scheme}:// is no store of this version: give the path of a file")
     if not address or address == ":memory:" or "\0" in address:
         raise UsageError(f"auth.store: {address!r} is not the path of a file")
-    return Path(address).expanduser().absolute()
+    return Path(expand_home(address)).absolute()
 
 
 @contextmanager

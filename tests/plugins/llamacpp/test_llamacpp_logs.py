@@ -15,7 +15,8 @@ CAUSES = {
     "missing": "failed to open GGUF file 'missing.gguf' (No such file or directory)",
     "truncated": "error loading model: tensor 'token_embd.weight' data is not within the file bounds, "
     "model is corrupted or incomplete",
-    "junk": "invalid magic characters: 'hell', expected 'GGUF'",
+    "junk": "invalid magic characters: 'hell', expected 'GGUF'; the weights are no GGUF file: was the download another "
+    "page, or cut off? Fetch it again",
     "port": "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18342",
     "flag": "error: invalid argument: --bogus",
 }

@@ -17,7 +17,7 @@ from llmgw.agent.held import Tools
 from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings, Pace
 from llmgw.core.effects import Desire
-from llmgw.core.events import Event, NodeRegistered, ShardChanged
+from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
@@ -132,6 +132,13 @@ class MemoryLink:
         while not self.lost:
             await self._changed.wait()
         self._noticed.set()
+
+    async def wait_applied(self) -> None:
+        """The agent says that it has taken what is desired now."""
+        wanted = self._desire.revision
+        await self.wait(
+            lambda: any(isinstance(event, NodeReported) and event.applied == wanted for event in self.events)
+        )
 
     async def wait_lost_by_agent(self) -> None:
         """Lose the link for as long as it takes to be noticed."""

@@ -6,10 +6,12 @@ import os
 import sys
 
 import pytest
+import trio
 
 from llmgw.agent.programs import Programs, find_program
 from llmgw.engines.types import Embedded
 from llmgw.errors import EngineFailed
+from llmgw.host.process import find_marked
 
 
 @pytest.fixture
@@ -68,7 +70,7 @@ def test_without_an_embedded_program_only_the_binary_is_named(engine):
 
 
 async def test_a_version_is_asked_for_once_until_the_file_changes(engine, binary, engines):
-    programs = Programs(engines)
+    programs = Programs(marker_prefix="")
     program = (str(binary),)
     assert (await programs.probe(engine, program)).number == "1.0"
     assert (await programs.probe(engine, program)).number == "1.0"
@@ -79,11 +81,32 @@ async def test_a_version_is_asked_for_once_until_the_file_changes(engine, binary
 
 
 async def test_a_program_that_says_nothing_has_no_version(engine, engines, tmp_path):
-    assert await Programs(engines).probe(engine, ("/bin/false",)) is None
-    assert await Programs(engines).probe(engine, ("/nowhere/x",)) is None
+    assert await Programs(marker_prefix="").probe(engine, ("/bin/false",)) is None
+    assert await Programs(marker_prefix="").probe(engine, ("/nowhere/x",)) is None
 
 
 @pytest.mark.slow
 async def test_the_embedded_program_tells_its_version(engine, engines):
     program = find_program(engine, {})
-    assert (await Programs(engines).probe(engine, program)).number == "1.0"
+    assert (await Programs(marker_prefix="").probe(engine, program)).number == "1.0"
+
+
+def test_a_program_at_a_path_that_is_no_text_is_refused(engine, binary, monkeypatch):
+    folder = os.fsdecode(os.fsencode(binary.parent) + b"-\xff")
+    os.rename(binary.parent, folder)
+    monkeypatch.setenv("PATH", folder)
+    with pytest.raises(EngineFailed, match=r"bin-\\xff/.* is not UTF-8"):
+        find_program(engine, {})
+
+
+@pytest.mark.slow
+async def test_a_probe_that_is_given_up_is_ended_and_bears_the_folders_marker(engine, binary, tmp_path):
+    binary.write_text("#!/bin/sh\nsleep 600\n")
+    prefix = f"{tmp_path}:"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Programs(marker_prefix=prefix).probe, engine, (str(binary),))
+        with trio.fail_after(60):
+            while not find_marked(f"{prefix}probe-1:"):  # noqa: ASYNC110 - another process
+                await trio.sleep(0.01)
+        nursery.cancel_scope.cancel()
+    assert find_marked(prefix) == {}

@@ -59,10 +59,21 @@ def test_what_would_have_to_be_fetched_is_refused_with_what_to_do(file_engine, s
         check_source(source, file_engine)
 
 
-@pytest.mark.parametrize("source", ["/nowhere/m.fake", "nowhere.fake"])
-def test_a_file_that_is_not_there_is_named(file_engine, source):
-    with pytest.raises(EngineFailed, match=rf"{source} can't be read: No such file"):
-        check_source(source, file_engine)
+def test_a_file_that_is_not_there_is_named(file_engine):
+    with pytest.raises(EngineFailed, match=r"'/nowhere/m\.fake' can't be read: No such file"):
+        check_source("/nowhere/m.fake", file_engine)
+
+
+def test_a_path_that_is_not_whole_is_not_looked_for_where_the_agent_was_started(file_engine, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m.fake").touch()
+    with pytest.raises(EngineFailed, match=r"source m\.fake is no whole path: write it from / on"):
+        check_source("m.fake", file_engine)
+
+
+def test_what_can_be_no_path_at_all_is_refused(file_engine):
+    with pytest.raises(EngineFailed, match="can't be read: embedded null"):
+        check_source("/models/\0.fake", file_engine)
 
 
 def test_a_pipe_is_not_waited_for(file_engine, tmp_path):

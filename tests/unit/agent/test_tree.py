@@ -77,6 +77,7 @@ async def test_an_end_that_was_told_to_nobody_comes_with_the_next_registration(l
         assert (shard, report.state) == (spec, ENDED)
         assert report.cause
         link.desire()
+        await link.wait_applied()
         await link.wait_lost_by_agent()
         await link.wait(lambda: len(link.registrations()) == 2)
         assert link.registrations()[1].running == ()

@@ -46,7 +46,10 @@ class Plugin:
 
     @hookimpl
     def engine_validate(self, model: Model, profile: Profile) -> list[Problem]:
-        return [Problem(key="args", message="--bad is not a flag")] if "--bad" in profile.args else []
+        problems = [Problem(key="args", message="--bad is not a flag")] if "--bad" in profile.args else []
+        if model.source == "bad":
+            problems.append(Problem(key="source", message="bad is not for toys"))
+        return problems
 
     @hookimpl
     def engine_build_command(self, launch: Launch) -> Command:

@@ -68,14 +68,14 @@ def test_a_file_that_is_wrong_starts_nothing(path: Path, engines: dict[str, Engi
 
 
 def test_engines_are_stopped_without_any_certificate(
-    path: Path, engines: dict[str, Engine], state: StateFolder, capsys: pytest.CaptureFixture[str]
+    path: Path, engines: dict[str, Engine], state: StateFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert stop_all(config=path, environ={}, engines=engines, force=False)
-    assert capsys.readouterr().out == f"nothing runs here: there is no state folder {state.path}\n"
+    assert capfd.readouterr().out == f"nothing runs here: there is no state folder {state.path}\n"
 
 
 def test_what_the_server_wants_is_stopped_by_force_alone(
-    path: Path, engines: dict[str, Engine], state: StateFolder, capsys: pytest.CaptureFixture[str]
+    path: Path, engines: dict[str, Engine], state: StateFolder, capfd: pytest.CaptureFixture[str]
 ) -> None:
     state.make()
     state.write_desired(Desire(node=NodeId("n1"), revision=1, shards=(SPEC,)))
@@ -94,7 +94,7 @@ def test_what_the_server_wants_is_stopped_by_force_alone(
     with pytest.raises(UsageError, match=r"shd-m-1-0 \(model m\)"):
         stop_all(config=path, environ={}, engines=engines, force=False)
     assert stop_all(config=path, environ={}, engines=engines, force=True)
-    assert capsys.readouterr().out.splitlines() == [
+    assert capfd.readouterr().out.splitlines() == [
         "shd-m-1-0: had ended before",
         "the server still wants m here: the next agent of this node starts them again",
     ]
@@ -135,3 +135,10 @@ def test_an_unknown_word_is_refused() -> None:
     done = CliRunner().invoke(command, ["stop-al"])
     assert done.exit_code == 2
     assert "stop-al" in done.output
+
+
+@pytest.mark.slow
+def test_a_stdout_that_takes_nothing_is_no_reason_to_let_engines_run(path: Path) -> None:
+    line = f"exec {sys.executable} -m llmgw agent stop-all --config {path} >/dev/full"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -69,3 +69,16 @@ def test_what_is_not_in_the_table_is_no_command(table: CommandTable) -> None:
     context = click.Context(table)
     assert table.get_command(context, "missing") is None
     assert table.list_commands(context) == ["broken", "show", "tool-check"]
+
+
+def test_an_interrupt_is_no_line_on_stderr(capfd: pytest.CaptureFixture[str]) -> None:
+    """click writes one, and hangs where nobody reads it."""
+
+    class Interrupted(CommandTable):
+        def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+            raise KeyboardInterrupt
+
+    table = Interrupted("table", prefix="cmd_", table={"show": "Show it."})
+    with pytest.raises(click.Abort):
+        run(table, "show")
+    assert capfd.readouterr().err == ""

@@ -41,21 +41,21 @@ def call(tmp_path: Path, engines: dict[str, Engine], ran: Any) -> Any:
 
 
 def test_the_demos_model_is_found_served_and_explained(
-    call: Any, ran: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    call: Any, ran: Any, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     call(port=8002)
     (model,) = ran.models
     assert (model.name, model.source, model.context_length) == (NAME, str(tmp_path / "found.gguf"), CONTEXT_LENGTH)
     assert ran.config.port == 8002
-    said = capsys.readouterr().out
+    said = capfd.readouterr().out
     assert f"{NAME} is ready at http://127.0.0.1:17434/v1" in said
     assert "Ctrl-C stops it." in said
 
 
-def test_with_a_question_stdout_is_left_to_the_answer(call: Any, ran: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def test_with_a_question_stdout_is_left_to_the_answer(call: Any, ran: Any, capfd: pytest.CaptureFixture[str]) -> None:
     call(ask="Why?")
     assert ran.ask == "Why?"
-    assert capsys.readouterr().out == ""
+    assert capfd.readouterr().out == ""
 
 
 def test_another_file_goes_by_its_own_name(call: Any, ran: Any, weights: Path) -> None:
@@ -96,3 +96,14 @@ def test_the_lines_to_paste_are_whole_for_a_shell() -> None:
     python = shlex.split(next(line for line in lines if line.startswith("python3")))
     compile(python[2], "pasted", "exec")
     assert "http://127.0.0.1:1/v1" in python[2]
+
+
+def test_a_definition_is_for_another_command(call: Any, ran: Any, tmp_path: Path) -> None:
+    path = tmp_path / "m.yaml"
+    path.write_text("name: m\n")
+    with pytest.raises(UsageError, match=r"--model takes a weights file, and .*m\.yaml is a definition: llmgw serve "):
+        call(path)
+    (tmp_path / "m.bin").write_bytes(b"x")
+    with pytest.raises(UsageError, match=r"it is to be a \.gguf file or a \.toy file$"):
+        call(tmp_path / "m.bin")
+    assert ran.calls == 0

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -65,7 +66,7 @@ def test_options_of_a_bare_file_do_not_go_with_a_definition(tmp_path: Path, engi
         ("empty.toy", "is empty: was its download cut off"),
         (
             "m.bin",
-            r"no installed engine reads such files; MODEL is a \.gguf file or a \.toy file or a \.yaml definition",
+            r"no installed engine reads such files; it is to be a \.gguf file or a \.toy file or a \.yaml definition",
         ),
     ],
 )
@@ -81,7 +82,7 @@ def test_what_is_no_model_is_refused_with_a_way_out(
 
 
 def test_without_any_engine_the_message_still_makes_sense(weights: Path) -> None:
-    with pytest.raises(UsageError, match=r"no installed engine reads such files; MODEL is a weights file or"):
+    with pytest.raises(UsageError, match=r"no installed engine reads such files; it is to be a weights file or"):
         read_given(str(weights), FileOptions(), {})
 
 
@@ -151,3 +152,68 @@ def test_a_program_is_the_configured_one_or_on_path_or_embedded(make_engines: Ca
 def test_a_configured_program_that_can_not_run_is_refused(engines: Engines, path: str) -> None:
     with pytest.raises(UsageError, match=rf"engines\.toy\.bin: {path} is not a program that can be run"):
         has_program(engines["toy"], NodeConfig(engines={"toy": EngineConfig(bin=path)}))
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda path: path.unlink(), "is no file on this machine; weights are not fetched in this version"),
+        (lambda path: path.write_bytes(b""), "is empty: was its download cut off"),
+        (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
+        (lambda path: (path.unlink(), os.mkfifo(path)), "can't be read: check its permissions"),
+        (lambda path: (path.unlink(), path.symlink_to(path.name)), "can't be read: Too many levels"),
+    ],
+)
+def test_weights_of_a_definition_that_can_not_be_read_are_refused_at_the_start(
+    tmp_path: Path, engines: Engines, make: Callable[[Path], object], said: str
+) -> None:
+    path = definition(tmp_path)
+    make(tmp_path / "w.toy")
+    with pytest.raises(ConfigError, match=rf":2:1 m: source: .*w\.toy {said}"):
+        check_runnable(read_given(str(path), FileOptions(), engines), engines, NodeConfig())
+
+
+@pytest.mark.parametrize("source", ["w.toy", "folder/w.toy", "hf:org/repo/w.toy", "https://internal/w.toy"])
+def test_a_source_that_is_no_whole_path_is_not_looked_for_in_the_working_directory(
+    tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch, source: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = definition(tmp_path)
+    path.write_text(path.read_text().replace("./w.toy", source))
+    with pytest.raises(ConfigError, match=rf"source: {source} is no path of a file: a path begins with /, ~/ or \./"):
+        check_runnable(read_given(str(path), FileOptions(), engines), engines, NodeConfig())
+
+
+def test_what_the_engine_says_of_a_source_is_enough(tmp_path: Path, make_engines: Callable[..., Engines]) -> None:
+    path = definition(tmp_path)
+    path.write_text(path.read_text().replace("./w.toy", "bad"))
+    with pytest.raises(ConfigError) as caught:
+        check_runnable(read_given(str(path), FileOptions(), make_engines()), make_engines(), NodeConfig())
+    assert [problem.message for problem in caught.value.problems] == ["bad is not for toys"]
+
+
+def test_bytes_that_are_no_text_are_refused(tmp_path: Path, weights: Path, engines: Engines) -> None:
+    bad = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.toy"))
+    bad.write_bytes(b"weights")
+    with pytest.raises(UsageError, match=r"^.*/\\xff\.toy is not UTF-8"):
+        read_given(str(bad), FileOptions(), engines)
+    with pytest.raises(UsageError, match=r"^--arg: \\xff is not UTF-8"):
+        read_given(str(weights), FileOptions(args=(os.fsdecode(b"\xff"),)), engines)
+
+
+def test_bytes_that_are_no_text_in_a_definitions_folder_are_refused(tmp_path: Path, engines: Engines) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    folder.mkdir()
+    link = tmp_path / "good"
+    link.symlink_to(folder)
+    (found,) = read_given(str(definition(link)), FileOptions(), engines)
+    assert found.model.source == str(link / "w.toy")
+    with pytest.raises(UsageError, match="is not UTF-8"):
+        read_given(str(definition(folder)), FileOptions(), engines)
+
+
+def test_a_path_that_can_not_be_followed_is_refused(tmp_path: Path, engines: Engines) -> None:
+    loop = tmp_path / "loop"
+    loop.symlink_to("loop")
+    with pytest.raises(UsageError, match=r"loop/m\.toy can't be read: Too many levels"):
+        read_given(str(loop / "m.toy"), FileOptions(), engines)

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
 import io
+import sys
 
-from llmgw.cli.progress import Shown
+from llmgw.cli.progress import Shown, terminal
 
 
 class Terminal(io.StringIO):
@@ -12,7 +13,7 @@ class Terminal(io.StringIO):
 
 def test_a_log_gets_a_line_now_and_then() -> None:
     out = io.StringIO()
-    with Shown(out) as shown:
+    with Shown(None, lambda line: print(line, file=out)) as shown:
         shown.say("fetching")
         for done in range(0, 50_000_001, 1_000_000):
             shown.moved(done, 100_000_000)
@@ -31,6 +32,18 @@ def test_a_terminal_gets_a_bar_that_goes_away() -> None:
     with Shown(out) as shown:
         shown.moved(1_000_000, 2_000_000)
         shown.moved(2_000_000, 2_000_000)
-        shown.say("done")
     assert "1.0/2.0 MB" in out.getvalue() or "2.0/2.0 MB" in out.getvalue()
-    assert out.getvalue().endswith("done\n")
+
+
+def test_a_line_takes_the_place_of_the_bar() -> None:
+    out, lines = Terminal(), []
+    with Shown(out, lines.append) as shown:
+        shown.moved(1_000_000, 2_000_000)
+        shown.say("done")
+        gone = out.getvalue()
+    assert lines == ["done"]
+    assert out.getvalue() == gone
+
+
+def test_a_bar_is_for_a_terminal_only() -> None:
+    assert (terminal() is None) is not sys.stderr.isatty()

@@ -29,23 +29,23 @@ def call(tmp_path: Path, engines: dict[str, Engine], ran: Any) -> Any:
 
 
 def test_a_weights_file_is_served_and_its_address_printed(
-    call: Any, ran: Any, weights: Path, capsys: pytest.CaptureFixture[str]
+    call: Any, ran: Any, weights: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     call(weights, port=8001)
     assert [model.name for model in ran.models] == ["my-model-q4"]
     assert (ran.config.port, ran.config.models, ran.ask) == (8001, ran.models, None)
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert said.out == "http://127.0.0.1:17434/v1 is ready; Ctrl-C stops it\n"
     assert said.err == "starting my-model-q4\n"
 
 
 def test_keys_without_effect_are_named_once_at_the_start(
-    call: Any, weights: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    call: Any, weights: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "m.yaml"
     path.write_text(f"name: m\nsource: '{weights}'\nmax_output: 9\nrouting_profile: chat\n{PROFILES}\n")
     call(path)
-    assert "m: not in effect yet: routing_profile, max_output\n" in capsys.readouterr().err
+    assert "m: not in effect yet: routing_profile, max_output\n" in capfd.readouterr().err
 
 
 def test_the_models_of_node_yaml_are_served_with_the_given_one(call: Any, ran: Any, weights: Path) -> None:

@@ -26,7 +26,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_what_was_read_is_handed_over_with_its_file(
-    path: Path, engines: dict[str, Engine], capsys: pytest.CaptureFixture[str]
+    path: Path, engines: dict[str, Engine], capfd: pytest.CaptureFixture[str]
 ) -> None:
     ran: list[tuple[LoadedServer, Path]] = []
 
@@ -39,7 +39,7 @@ def test_what_was_read_is_handed_over_with_its_file(
     ((loaded, where), _) = ran
     assert where == path
     assert [model.name for model in loaded.config.models] == ["m"]
-    said = capsys.readouterr()
+    said = capfd.readouterr()
     assert said.err == "m: not in effect yet: max_output\n" * 2
     assert said.out == ""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import trio
 from llmgw.engines.types import Command
 from llmgw.host.process import (
     describe_exit,
+    find_marked,
     find_tree,
     hash_argv,
     is_killed,
@@ -260,17 +262,52 @@ def test_a_program_that_is_not_there_raises_and_leaves_no_file_open(tmp_path):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+PROBE = "/tmp/state:probe-1:0"
+
+
+def probing(code: str) -> Command:
+    return Command(argv=(sys.executable, "-c", code))
+
+
 @pytest.mark.slow
-def test_a_probe_tells_what_was_printed():
+async def test_a_probe_tells_what_was_printed():
     code = "import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"
-    output = run_probe(Command(argv=(sys.executable, "-c", code)), 60)
+    output = await run_probe(probing(code), 60, marker=PROBE)
     assert (output.code, output.stdout, output.stderr) == (3, "out\n", "err\n")
 
 
 @pytest.mark.slow
-def test_a_probe_that_hangs_or_is_not_there_tells_nothing():
-    assert run_probe(Command(argv=(sys.executable, "-c", "import time; time.sleep(600)")), 0.1) is None
-    assert run_probe(Command(argv=("/nowhere/engine",)), 1) is None
+async def test_a_probe_that_hangs_or_is_not_there_tells_nothing():
+    assert await run_probe(probing("import time; time.sleep(600)"), 0.1, marker=PROBE) is None
+    assert await run_probe(Command(argv=("/nowhere/engine",)), 1, marker=PROBE) is None
+
+
+@pytest.mark.slow
+async def test_a_probe_that_prints_without_end_tells_nothing():
+    assert await run_probe(probing("while True: print('x' * 1000)"), 0.5, marker=PROBE) is None
+
+
+WITH_A_CHILD = """
+import os, subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+time.sleep(float(os.environ["SECONDS"]))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", ["by itself", "by cancellation"])
+async def test_a_probe_leaves_no_process(tmp_path, monkeypatch, ending):
+    """Its children neither, which would hold what they have for ever."""
+    monkeypatch.setenv("SECONDS", "0" if ending == "by itself" else "600")
+    marker = f"{tmp_path}:probe-1:0"
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(functools.partial(run_probe, probing(WITH_A_CHILD), 60, marker=marker))
+        with trio.fail_after(60):
+            while len(find_marked(marker)) < 2 and ending == "by cancellation":  # noqa: ASYNC110 - other processes
+                await trio.sleep(0.01)
+        if ending == "by cancellation":
+            nursery.cancel_scope.cancel()
+    assert find_marked(marker) == {}
 
 
 @pytest.mark.parametrize(

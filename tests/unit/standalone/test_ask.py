@@ -18,11 +18,19 @@ def delta(**delta: object) -> dict[str, Any]:
     return {"choices": [{"index": 0, "delta": delta}]}
 
 
+async def ignore(piece: str) -> None:
+    """Nobody reads it."""
+
+
 async def answer(serve_web: Any, reply: Any, body: bytes, status: int = 200, **more: Any) -> str:
     web = serve_web(lambda asked: reply(status=status, body=body, **more))
     said: list[str] = []
+
+    async def write(piece: str) -> None:
+        said.append(piece)
+
     try:
-        await ask(web.url + "/", "m", "Why?", said.append)
+        await ask(web.url + "/", "m", "Why?", write)
     finally:
         request = web.asked[0]
         assert request.path == "/v1/chat/completions"
@@ -88,4 +96,4 @@ async def test_nobody_there_is_an_error(serve_web: Any, reply: Any) -> None:
     web = serve_web(lambda asked: reply())
     web.close()
     with pytest.raises(LlmgwError, match="broke off"):
-        await ask(web.url, "m", "Why?", lambda piece: None)
+        await ask(web.url, "m", "Why?", ignore)

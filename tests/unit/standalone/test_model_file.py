@@ -138,8 +138,16 @@ def test_one_that_waits_finds_what_the_other_fetched(tiny: PinnedFile, body: byt
 
 def test_a_cache_that_can_not_be_made_is_the_operators_to_fix(tiny: PinnedFile, tmp_path: Path, said: Any) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match=r"can't write .*file/cache: Not a directory; LLMGW_MODELS names another"):
+    with pytest.raises(UsageError, match=r"can't use .*file/cache: Not a directory; LLMGW_MODELS names another"):
         find_model(tiny, tmp_path / "file" / "cache", said, environ={})
+
+
+def test_a_cached_file_that_can_not_be_looked_at_is_the_operators_to_fix(
+    tiny: PinnedFile, cache: Path, said: Any
+) -> None:
+    (cache / tiny.name).symlink_to(tiny.name)
+    with pytest.raises(UsageError, match=r"can't use .*Tiny\.gguf: Too many levels"):
+        find_model(tiny, cache, said, environ={})
 
 
 @pytest.mark.slow

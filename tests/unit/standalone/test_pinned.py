@@ -42,7 +42,7 @@ def test_a_full_disk_takes_the_leftovers_along(cache: Path) -> None:
 
 
 def test_a_folder_that_can_not_be_written_is_named(cache: Path) -> None:
-    with pytest.raises(UsageError, match="can't write /x: Permission denied"), disk_errors(cache):
+    with pytest.raises(UsageError, match="can't use /x: Permission denied"), disk_errors(cache):
         raise PermissionError(13, "Permission denied", "/x")
 
 

@@ -12,27 +12,44 @@ import pytest
 
 from llmgw.errors import UsageError
 from llmgw.host.process import MARKER
-from llmgw.host.state import StateFolder, hold_state
-from llmgw.standalone.places import own_folder, warn_of_leftovers
+from llmgw.host.state import StateFolder, StateTaken, hold_state
+from llmgw.standalone.places import hold_own_folder, warn_of_leftovers
 
 
 def test_two_ports_have_two_folders(tmp_path: Path) -> None:
-    assert own_folder(tmp_path, 1) != own_folder(tmp_path, 2)
+    with hold_own_folder(tmp_path, 1) as first, hold_own_folder(tmp_path, 2) as second:
+        assert first != second
+
+
+@pytest.mark.parametrize("port", [0, 21010])
+def test_the_folder_is_nobody_elses_from_the_choice_on(tmp_path: Path, port: int) -> None:
+    with (
+        hold_own_folder(tmp_path, port) as folder,
+        pytest.raises(StateTaken, match=f"pid {os.getpid()}"),
+        hold_state(folder),
+    ):
+        pass
 
 
 def test_any_port_takes_the_first_folder_that_nobody_works_with(tmp_path: Path) -> None:
-    first = own_folder(tmp_path, 0)
-    with hold_state(first):
-        second = own_folder(tmp_path, 0)
+    with hold_own_folder(tmp_path, 0) as first, hold_own_folder(tmp_path, 0) as second:
         assert second != first
     # whoever held it was killed, and its engines are to be found again
-    assert own_folder(tmp_path, 0) == first
+    with hold_own_folder(tmp_path, 0) as again:
+        assert again == first
 
 
 def test_a_folder_that_cannot_be_made_says_so(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="give another"):
-        own_folder(tmp_path / "file" / "state", 1)
+    with pytest.raises(UsageError, match="give another"), hold_own_folder(tmp_path / "file" / "state", 1):
+        pass
+
+
+@pytest.mark.parametrize(("port", "name"), [(0, "serve-any-1"), (21010, "serve-21010")])
+def test_a_folder_that_cannot_be_used_says_so(tmp_path: Path, port: int, name: str) -> None:
+    (tmp_path / name).touch()
+    with pytest.raises(UsageError, match=rf"{name} can't be used .*mend that"), hold_own_folder(tmp_path, port):
+        pass
 
 
 @pytest.mark.parametrize("held", [False, True])

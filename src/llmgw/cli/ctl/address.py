@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from llmgw.config.paths import expand_home
 from llmgw.errors import ConfigError, UsageError
 
 SYSTEM_FILE = Path("/etc/llmgw/server.yaml")
@@ -37,7 +38,7 @@ def find_address(
     if named := environ.get("LLMGW_ADMIN"):
         return _read(named, "LLMGW_ADMIN")
     named_file = environ.get("LLMGW_CONFIG")
-    file = config or (Path(named_file).expanduser() if named_file else system_file)
+    file = config or (Path(expand_home(named_file)) if named_file else system_file)
     default = Address(host=DEFAULT_HOST, port=DEFAULT_PORT, source="the default")
     try:
         listen = _admin_listen(file) if config or file.exists() else None

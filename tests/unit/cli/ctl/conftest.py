@@ -84,14 +84,14 @@ Ctl = Callable[..., Ended]
 
 
 @pytest.fixture
-def ctl(port: Port, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ctl:
+def ctl(port: Port, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Ctl:
     """``llmgw ctl`` with these words, at the port that answers by heart."""
     monkeypatch.setenv("LLMGW_ADMIN", port.url)
 
     def run(*words: str) -> Ended:
         with pytest.raises(SystemExit) as caught:
             main(["ctl", *words])
-        said = capsys.readouterr()
+        said = capfd.readouterr()
         return Ended(caught.value.code, said.out, said.err)
 
     return run

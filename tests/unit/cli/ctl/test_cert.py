@@ -17,14 +17,14 @@ from llmgw.pki import authority
 class Shell:
     """Runs ``llmgw ctl cert`` in a folder and keeps what it said."""
 
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
+    def __init__(self, capfd: pytest.CaptureFixture[str]) -> None:
+        self._capfd = capfd
         self.out = self.err = ""
 
     def run(self, line: str) -> int | str | None:
         with pytest.raises(SystemExit) as caught:
             cli.main(shlex.split(line), program=command)
-        self.out, self.err = self._capsys.readouterr()
+        self.out, self.err = self._capfd.readouterr()
         return caught.value.code
 
     def facts(self, line: str) -> Any:
@@ -33,9 +33,9 @@ class Shell:
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Shell:
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Shell:
     monkeypatch.chdir(tmp_path)
-    return Shell(capsys)
+    return Shell(capfd)
 
 
 @pytest.fixture
