@@ -69,7 +69,8 @@ def test_a_certificate_from_elsewhere_has_facts_too() -> None:
 @pytest.mark.parametrize(
     ("days", "standing"),
     [
-        (-1, Standing.NOT_YET),
+        (-2, Standing.NOT_YET),
+        (-1, Standing.VALID),
         (0, Standing.VALID),
         (334, Standing.VALID),
         (336, Standing.EXPIRING),
