@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -12,7 +13,7 @@ import trio
 
 from llmgw.core.effects import Desire
 from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
-from llmgw.core.node import NodeId
+from llmgw.core.node import Node, NodeId
 from llmgw.errors import LinkLost
 from llmgw.link.control import PONG_SECONDS, Control
 from llmgw.link.handshake import Arrival, Unwelcome
@@ -65,8 +66,9 @@ class Pace:
 class Agents(Protocol):
     """The fleet, as the agents' port sees it."""
 
-    async def desired(self, node: NodeId, after: int) -> Desire:
-        """The node's desired set, once there is one whose revision is greater than ``after``."""
+    def follow(self, node: NodeId, tell: Callable[[Desire], None]) -> Callable[[], None]:
+        """Call ``tell`` with the node's desired set, now if there is one and at each change, until the answer is
+        called. ``tell`` neither waits nor raises."""
 
     async def report(self, event: Event) -> None:
         """Take an event; events count in the order of the calls. An agent is not read while this waits."""
@@ -96,7 +98,8 @@ class AgentLink:
         self._code: str | None = None
         self._reason: str | None = None
         self._session: Session | None = None
-        self._registered = trio.Event()
+        # Since the node has registered: ends what it is told.
+        self._unfollow: Callable[[], None] | None = None
         self._sent: Desire | None = None
         self._sent_at = 0.0
 
@@ -106,6 +109,10 @@ class AgentLink:
 
     async def is_alive(self, seconds: float) -> bool:
         return await self._control.is_alive(seconds)
+
+    def look(self) -> None:
+        """Ask an agent that has been silent whether it lives."""
+        self._control.look(ping_seconds=self._pace.ping, pong_seconds=self._pace.pong)
 
     def cut(self, code: str | None, reason: str) -> None:
         """Take nothing more from the agent and end the link, with ``code`` after a last word; returns at once."""
@@ -126,23 +133,21 @@ class AgentLink:
     async def serve(self) -> None:
         """Talk until the link ends. Raises Unwelcome when the agent was never let in, and told why."""
         try:
-            async with trio.open_nursery() as nursery:
-                serve = functools.partial(
-                    self._control.serve, ping_seconds=self._pace.ping, pong_seconds=self._pace.pong
-                )
-                await nursery.start(serve)
-                with self._talk:
-                    try:
-                        await self._converse()
-                    except* WireError as broken:
-                        self.cut("violation", "; ".join(map(str, broken.exceptions)))
-                if self._code is not None:
-                    self._control.send(encode(Refused(code=self._code, reason=str(self._reason)[:REASON_CHARS])))
-                await self._control.close(self._reason or "")
-        except* LinkLost as lost:
+            with self._talk:
+                try:
+                    await self._converse()
+                except WireError as broken:
+                    self.cut("violation", str(broken))
+            if self._code is not None:
+                self._control.send(encode(Refused(code=self._code, reason=str(self._reason)[:REASON_CHARS])))
+            await self._control.close(self._reason or "")
+        except LinkLost as lost:
             # How every link ends, one way or the other; the control knows the first cause.
-            log.debug("node %s: %s", self.node, lost.exceptions)
+            log.debug("node %s: %s", self.node, lost)
         finally:
+            self._control.give_up()
+            if self._unfollow is not None:
+                self._unfollow()
             if self._session is not None:
                 self._sessions.leave(self._session)
         if self._session is not None:
@@ -162,9 +167,7 @@ class AgentLink:
         )
         lease_seconds = self._sessions.lease_seconds
         self._control.send(encode(Welcome(protocol=claim.protocol, session=session.token, lease_seconds=lease_seconds)))
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell)
-            await self._hear(session)
+        await self._hear(session)
 
     # -- who is it
 
@@ -225,20 +228,21 @@ class AgentLink:
 
     async def _hear(self, session: Session) -> None:
         while True:
-            message = decode_from_agent(await self._control.receive(), session.claim.protocol)
-            event = self._read(message)
+            # No name for the message: it would stay in memory until the next one.
+            event = self._read(decode_from_agent(await self._control.receive(), session.claim.protocol))
             if event is None:
                 continue
             await self._agents.report(event)
             if isinstance(event, NodeRegistered):
                 self._sessions.register(session)
                 self._tell_whole()
-                self._registered.set()
+                if self._unfollow is None:
+                    self._unfollow = self._agents.follow(self.node, self._tell)
 
     def _read(self, message: AgentMessage) -> Event | None:
         if isinstance(message, Hello):
             raise WireError("hello is said once")
-        if not isinstance(message, Register) and not self._registered.is_set():
+        if not isinstance(message, Register) and self._unfollow is None:
             raise WireError(f"{type(message).__name__} before Register")
         for claimed in _claimed_nodes(message):
             self._prove(claimed)
@@ -247,10 +251,10 @@ class AgentLink:
                 for spec, report in running:
                     if (spec.id, spec.replica, spec.epoch) != (report.shard, report.replica, report.epoch):
                         raise WireError(f"the report of shard {spec.id!a} is one of {report.shard!a}")
-                return NodeRegistered(node=node, running=running)
+                return NodeRegistered(node=_share_flags(node), running=running)
             case NodeWord(node=node, applied=applied):
                 self._repair(applied)
-                return NodeReported(node=node, applied=applied)
+                return NodeReported(node=_share_flags(node), applied=applied)
             case ShardWord(report=report):
                 return ShardChanged(node=self.node, report=report)
             case Resync():
@@ -263,18 +267,15 @@ class AgentLink:
 
     # -- what it is told
 
-    async def _tell(self) -> None:
-        await self._registered.wait()
-        while True:
-            desire = await self._agents.desired(self.node, -1 if self._sent is None else self._sent.revision)
-            try:
-                data = encode(diff(self._sent, desire))
-            except WireError as error:
-                # The next set may fit again; until then the node goes on with what it has.
-                log.error("node %s can't be told what to run: %s", self.node, error)
-            else:
-                self._control.send(data)
-            self._sent, self._sent_at = desire, trio.current_time()
+    def _tell(self, desire: Desire) -> None:
+        if self._reason is not None:
+            return
+        try:
+            self._control.send(encode(diff(self._sent, desire)))
+        except WireError as error:
+            # The next set may fit again; until then the node goes on with what it has.
+            log.error("node %s can't be told what to run: %s", self.node, error)
+        self._sent, self._sent_at = desire, trio.current_time()
 
     def _tell_whole(self) -> None:
         if self._sent is not None:
@@ -290,6 +291,16 @@ class AgentLink:
             return
         if applied != self._sent.revision and trio.current_time() - self._sent_at > self._pace.lag:
             self._tell_whole()
+
+
+def _share_flags(node: Node) -> Node:
+    """The node, whose processor's hundred flags are kept once for all nodes that have the same."""
+    return dataclasses.replace(node, cpu_flags=_keep_one(node.cpu_flags))
+
+
+@functools.lru_cache(maxsize=64)
+def _keep_one(flags: frozenset[str]) -> frozenset[str]:
+    return flags
 
 
 def _claimed_nodes(message: AgentMessage) -> Iterator[str]:

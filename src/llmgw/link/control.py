@@ -1,14 +1,15 @@
 """One control link, the same at both ends: a websocket whose every wait has an end.
 
-A cancelled write leaves half a frame behind, and whatever follows it is garbage to the peer; so one task writes, and a
-write that does not end in time ends the link. Closing waits for the peer, which may be dead; so it is bounded too.
+A cancelled write leaves half a frame behind, and whatever follows it is garbage to the peer; so one task writes at a
+time, and a write that does not end in time ends the link. Closing waits for the peer, which may be dead; so it is
+bounded too.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import NoReturn, TypeVar, cast
+from typing import TypeVar, cast
 
 import trio
 from trio_websocket import (
@@ -28,13 +29,16 @@ NODE_HEADER = "x-llmgw-node"
 
 # Longer than between two reports of a node: a server that hears those has nothing to ask.
 PING_SECONDS = 6.0
-PONG_SECONDS = 8.0
+PONG_SECONDS = 7.5
+# Between two looks at who is silent.
+LOOK_SECONDS = 1.0
 STALL_SECONDS = 10.0
 CLOSE_SECONDS = 3.0
 # What may wait to be written: a peer that reads this slowly is as good as gone, and its words must not pile up.
 QUEUE_BYTES = 1024 * 1024
 QUEUE_MESSAGES = 1024
-READ_BYTES = 65536
+# As much as a TLS record holds.
+READ_BYTES = 16384
 # A large message over a slow line is no stall: each part of it has its own time.
 WRITE_BYTES = 65536
 # The reason in a close frame has 123 bytes at most.
@@ -149,23 +153,23 @@ async def _before_it_goes(tap: Tap, wrap: Callable[[], Awaitable[T]]) -> T:
 
 
 class Control:
-    """One link: ``serve`` it in a task, ``send`` from anywhere, ``receive`` in one other task."""
+    """One link: ``send`` from anywhere, ``receive`` in one task, ``look`` now and then."""
 
-    def __init__(self, ws: WebSocketConnection, tap: Tap, *, peer: str) -> None:
-        """``ws`` is open, over ``tap``; ``peer`` names the other end in texts."""
+    def __init__(self, ws: WebSocketConnection, tap: Tap, nursery: trio.Nursery, *, peer: str) -> None:
+        """``ws`` is open, over ``tap``, and its reader runs in ``nursery``, as does what is done here now and then: an
+        idle link has no task of its own. ``peer`` names the other end in texts."""
         self._ws = ws
         self._tap = tap
+        self._nursery = nursery
         self.peer = peer
         self._queue: deque[bytes] = deque()
         self._queued_bytes = 0
-        self._wake = trio.Event()
-        self._idle = trio.Event()
-        self._idle.set()
-        self._stop: Callable[[], None] = _nothing
+        # While there is a task that writes: set when it is done.
+        self._written: trio.Event | None = None
+        self._asked = False
         self._is_silent = False
-        self._shutting = False
-        self._shut_down = trio.Event()
         self._reason: str | None = None
+        self._shut_down = trio.Event()
 
     @property
     def heard_at(self) -> float:
@@ -187,9 +191,9 @@ class Control:
             return self._end(f"{self.peer} reads too slowly: {len(self._queue)} messages wait for it")
         self._queue.append(data)
         self._queued_bytes += len(data)
-        if self._idle.is_set():
-            self._idle = trio.Event()
-        self._wake.set()
+        if self._written is None:
+            self._written = trio.Event()
+            self._nursery.start_soon(self._write, self._written)
 
     async def receive(self) -> bytes:
         """The next message. Raises LinkLost at the link's end, after all that came before it."""
@@ -197,9 +201,8 @@ class Control:
             message = await self._ws.get_message()
         except ConnectionClosed as closed:
             self._end(self._words(closed))
-            if self._shutting:
-                # Whoever hears of the end gives up the websocket's reader, and the goodbye needs that to be answered.
-                await self._shut_down.wait()
+            # Whoever hears of the end gives up the nursery, and the goodbye needs that to be answered.
+            await self._shut_down.wait()
             raise LinkLost(self._reason or "") from None
         return message.encode() if isinstance(message, str) else message
 
@@ -214,87 +217,64 @@ class Control:
             return False
         return not scope.cancelled_caught or self.heard_at > asked
 
-    # -- its life
+    def look(self, *, ping_seconds: float = PING_SECONDS, pong_seconds: float = PONG_SECONDS) -> None:
+        """Ask a peer that has been silent for ``ping_seconds``; without an answer in ``pong_seconds`` the link ends.
 
-    async def serve(
-        self,
-        *,
-        ping_seconds: float = PING_SECONDS,
-        pong_seconds: float = PONG_SECONDS,
-        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
-    ) -> NoReturn:
-        """Write, and ping a silent peer, until the link is over; close it and raise LinkLost with the reason."""
-        try:
-            async with trio.open_nursery() as nursery:
-                self._stop = nursery.cancel_scope.cancel
-                nursery.start_soon(self._guard, self._write)
-                task_status.started()
-                # Here, and not in a task of its own: there are as many links as there are nodes.
-                while self._reason is None:
-                    await self._guard(self._ping, ping_seconds, pong_seconds)
-                nursery.cancel_scope.cancel()
-        except BaseException:
-            # Cancelled, and so is whoever reads the websocket: nobody would see a goodbye answered.
-            self._end("the link was given up here")
-            await trio.aclose_forcefully(self._tap)
-            raise
-        await self._shut()
-        raise LinkLost(self._reason or "")
+        To be called each LOOK_SECONDS; ``receive`` tells of the end.
+        """
+        if trio.current_time() - self.heard_at >= ping_seconds and not self._asked and self._reason is None:
+            self._asked = True
+            self._nursery.start_soon(self._ask, pong_seconds)
 
     async def close(self, reason: str) -> None:
-        """Send what waits, say goodbye and end the link, in a few seconds at most; ``serve`` then raises LinkLost."""
-        with trio.move_on_after(CLOSE_SECONDS):
-            await self._idle.wait()
+        """Send what waits, say goodbye and end the link, in a few seconds at most."""
+        if self._written is not None:
+            with trio.move_on_after(CLOSE_SECONDS):
+                await self._written.wait()
         self._end(reason)
-        await self._shut()
+        await self._shut_down.wait()
+
+    def give_up(self) -> None:
+        """The nursery is over: nothing more is sent, and nobody waits for a goodbye."""
+        self._reason = self._reason or "the link was given up here"
+        self._shut_down.set()
+
+    # -- its short tasks
+
+    async def _write(self, written: trio.Event) -> None:
+        try:
+            while self._queue:
+                data = self._queue.popleft()
+                await self._ws.send_message(data)
+                self._queued_bytes -= len(data)
+        except ConnectionClosed as closed:
+            self._end(self._words(closed))
+        self._written = None
+        written.set()
+
+    async def _ask(self, pong_seconds: float) -> None:
+        if not await self.is_alive(pong_seconds):
+            silent = trio.current_time() - self.heard_at
+            self._is_silent = True
+            self._end(self._tap.why or f"nothing was heard of {self.peer} for {silent:.0f} s")
+        self._asked = False
 
     def _end(self, reason: str) -> None:
         if self._reason is None:
             self._reason = reason
-            self._stop()
+            self._nursery.start_soon(self._shut, reason)
 
-    async def _shut(self) -> None:
-        if self._shutting:
-            await self._shut_down.wait()
-            return
-        self._shutting = True
-        goodbye = (self._reason or "").encode()[:REASON_BYTES].decode(errors="ignore")
+    async def _shut(self, reason: str) -> None:
+        goodbye = reason.encode()[:REASON_BYTES].decode(errors="ignore")
         try:
-            # Who answered no ping answers no goodbye.
-            if not self._is_silent:
-                with trio.move_on_after(CLOSE_SECONDS, shield=True):
+            # Who answered no ping, or does not take our words, answers no goodbye.
+            if not self._is_silent and self._written is None:
+                with trio.move_on_after(CLOSE_SECONDS):
                     await self._ws.aclose(1000, goodbye)
             await trio.aclose_forcefully(self._tap)
         finally:
             self._queue.clear()
             self._shut_down.set()
-
-    async def _guard(self, work: Callable[..., Awaitable[None]], *args: float) -> None:
-        try:
-            await work(*args)
-        except ConnectionClosed as closed:
-            self._end(self._words(closed))
-
-    async def _write(self) -> None:
-        while True:
-            while self._queue:
-                data = self._queue[0]
-                await self._ws.send_message(data)
-                self._queue.popleft()
-                self._queued_bytes -= len(data)
-            self._idle.set()
-            self._wake = trio.Event()
-            await self._wake.wait()
-
-    async def _ping(self, ping_seconds: float, pong_seconds: float) -> None:
-        """Wait until the peer has been silent for long enough, and ask it."""
-        silent = trio.current_time() - self.heard_at
-        if silent < ping_seconds:
-            await trio.sleep(ping_seconds - silent)
-        elif not await self.is_alive(pong_seconds):
-            silent = trio.current_time() - self.heard_at
-            self._is_silent = True
-            self._end(self._tap.why or f"nothing was heard of {self.peer} for {silent:.0f} s")
 
     def _words(self, closed: ConnectionClosed) -> str:
         said = closed.reason
@@ -304,7 +284,3 @@ class Control:
             return "the connection ended without a goodbye"
         # The peer's own words: bounded by the frame, and made safe for a log.
         return ascii(said.reason)[1:-1] if said.reason else f"{self.peer} closed the link ({said.name.lower()})"
-
-
-def _nothing() -> None:
-    """It is not served yet: nothing runs that would have to stop."""

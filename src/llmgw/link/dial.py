@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import socket
 import ssl
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,15 @@ from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, ClientContexts
 TlsStream = trio.SSLStream[trio.SocketStream]
 
 
+# A network that is gone is found by the kernel, within 15 s: what an agent says every 5 s stays unacknowledged, and
+# when it says nothing the kernel asks. Pings would have to be answered by the server's program, a thousand agents'.
+LOST_NETWORK = {
+    socket.TCP_USER_TIMEOUT: 8000,  # milliseconds
+    socket.TCP_KEEPIDLE: 5,
+    socket.TCP_KEEPINTVL: 2,
+}
+
+
 class DialFailed(LinkLost):
     """The server was not reached, or did not let this node in."""
 
@@ -30,7 +40,8 @@ class Pace:
 
     Waits double from ``first_wait`` to ``most_wait``. A connection that stood for ``good`` begins them anew: what ends
     it is news, not the next of a row. ``welcome`` leaves the server time to ask another agent of this name whether it
-    lives. A trouble that lasts is told each ``repeat``.
+    lives. A trouble that lasts is told each ``repeat``. ``ping``: of silence, before the server is asked whether it
+    hangs; it says nothing by itself, and a network that is gone is found without (``LOST_NETWORK``).
     """
 
     connect: float = 10.0
@@ -41,6 +52,7 @@ class Pace:
     most_wait: float = 30.0
     good: float = 60.0
     repeat: float = 60.0
+    ping: float = 60.0
 
 
 class Backoff:
@@ -82,7 +94,12 @@ class Way:
 
 async def dial_control(way: Way) -> TlsStream:
     """A connection for the control link, its handshake done. Raises DialFailed."""
-    return await _dial(way, way.contexts.control, CONTROL_ALPN)
+    stream = await _dial(way, way.contexts.control, CONTROL_ALPN)
+    tcp = stream.transport_stream
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in LOST_NETWORK.items():
+        tcp.setsockopt(socket.IPPROTO_TCP, option, value)
+    return stream
 
 
 async def dial_trunk(way: Way) -> TlsStream:

@@ -24,7 +24,7 @@ from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardId
 from llmgw.errors import LinkLost, LlmgwError
 from llmgw.link.agent_trunk import AgentTrunk
-from llmgw.link.control import Control, Tap
+from llmgw.link.control import LOOK_SECONDS, Control, Tap
 from llmgw.link.dial import (
     Backoff,
     DialFailed,
@@ -235,6 +235,7 @@ class Dialer:
             failure = failure or _first(group)
         finally:
             if session is not None:
+                session.control.give_up()
                 self._end(session, failure)
             if stream is not None:
                 await trio.aclose_forcefully(stream)
@@ -266,8 +267,9 @@ class Dialer:
 
     async def _enter(self, nursery: trio.Nursery, way: Way, stream: TlsStream) -> Session:
         tap = Tap(stream)
-        control = Control(await open_upgrade(nursery, way, tap, self._config.node), tap, peer="the server")
-        nursery.start_soon(control.serve)
+        ws = await open_upgrade(nursery, way, tap, self._config.node)
+        control = Control(ws, tap, nursery, peer="the server")
+        nursery.start_soon(self._watch, control)
         self._dials += 1
         hello = Hello(protocol=PROTOCOL, node=self._config.node, run=self._run, dial=self._dials, version=self._version)
         control.send(encode(hello))
@@ -284,6 +286,11 @@ class Dialer:
             case None:
                 raise DialFailed(f"{way.name} gave no welcome within {self._pace.welcome:g} s")
         raise DialFailed(f"{way.name} said {type(answer).__name__} where a welcome was due")
+
+    async def _watch(self, control: Control) -> None:
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            control.look(ping_seconds=self._pace.ping)
 
     async def _listen(self, session: Session) -> None:
         """Take what the server says, to the link's end."""

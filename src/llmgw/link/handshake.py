@@ -93,7 +93,7 @@ async def linger(tcp: trio.SocketStream) -> None:
 
 
 class Floor(trio.abc.Stream):
-    """What a websocket stands on. Its closing is only noted: who closes the socket lets the peer read first."""
+    """What a websocket stands on: notes its closing, and can stop reading for it."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         self._stream = stream
@@ -122,7 +122,7 @@ class Floor(trio.abc.Stream):
 
     async def aclose(self) -> None:
         self.closed.set()
-        await trio.lowlevel.checkpoint()
+        await self._stream.aclose()
 
 
 async def upgrade(

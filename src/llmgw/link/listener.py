@@ -28,7 +28,7 @@ from llmgw.link.handshake import Arrival, Floor, Rejection, Unwelcome, check_cla
 from llmgw.link.refusals import Refusals
 from llmgw.link.revoked import Revoked
 from llmgw.link.sessions import Attention, Sessions
-from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, Credentials, hand_over
+from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, Credentials, QuietTls, hand_over
 from llmgw.link.trunk import Trunks
 from llmgw.reactor.loop import Reactor
 
@@ -143,12 +143,14 @@ class AgentPort:
             else:
                 connections.start_soon(self._guard, tcp)
 
-    async def watch_leases(self) -> None:
-        """Report nodes that have gone silent, and let the log say what it withholds."""
+    async def watch_silence(self) -> None:
+        """Ask links that are silent, report nodes that stay so, and let the log say what it withholds."""
         attention = Attention(lease_seconds=self._sessions.lease_seconds, now=trio.current_time())
         while True:
             await trio.sleep(attention.look_seconds)
             self._refusals.sweep(trio.current_time())
+            for link in self._links:
+                link.look()
             if attention.look(trio.current_time()):
                 for node in self._sessions.find_silent(trio.current_time()):
                     await self._lose(node)
@@ -243,7 +245,7 @@ class AgentPort:
                 del self._open[arrival.node]
 
     async def _serve_link(self, arrival: Arrival, slot: _Slot, deadline: float) -> None:
-        floor = Floor(arrival.stream)
+        floor = Floor(QuietTls(arrival.stream))
         tap = Tap(floor)
         async with trio.open_nursery() as reading:
             with trio.CancelScope(deadline=deadline) as limit:
@@ -252,7 +254,7 @@ class AgentPort:
                 raise Unwelcome(f"node {arrival.node}: it sent no upgrade request in time")
             slot.free()
             link = AgentLink(
-                Control(ws, tap, peer=f"node {arrival.node}"),
+                Control(ws, tap, reading, peer=f"node {arrival.node}"),
                 arrival,
                 sessions=self._sessions,
                 agents=self._agents,
@@ -333,7 +335,7 @@ async def serve_agents(
     )
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     async with listener, trio.open_nursery() as nursery:
-        nursery.start_soon(port.watch_leases)
+        nursery.start_soon(port.watch_silence)
         nursery.start_soon(port.watch_revoked)
         task_status.started(port)
         await port.accept(listener, nursery)

@@ -45,9 +45,10 @@ class FleetAgents:
             "llmgw_nodes_lost_total", "Times that a node was silent for its lease.", ("node",)
         )
 
-    async def desired(self, node: NodeId, after: int) -> Desire:
-        """The node's desired set, once there is one whose revision is greater than ``after``."""
-        return await self._scheduler.desired(node, after)
+    def follow(self, node: NodeId, tell: Callable[[Desire], None]) -> Callable[[], None]:
+        """Call ``tell`` with the node's desired set, now if there is one and at each change, until the answer is
+        called."""
+        return self._scheduler.follow(node, tell)
 
     async def report(self, event: Event) -> None:
         """Take an event; waits while the fleet is behind."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 from collections.abc import Callable
@@ -31,12 +32,17 @@ class Scheduler:
         self._desires: dict[NodeId, Desire] = {}
         # by node: with one for all, each set would wake a thousand links for nothing
         self._desired: dict[NodeId, trio.Event] = {}
+        self._followers: dict[NodeId, list[Callable[[Desire], None]]] = {}
         self._changed = trio.Event()
         self._wake_at = math.inf
+        self._alarm = trio.CancelScope()
 
     async def post(self, event: Event) -> None:
         """Hand the fleet an event; waits while the inbox is full."""
-        await self._inbox.send(event)
+        try:
+            self._inbox.send_nowait(event)
+        except trio.WouldBlock:
+            await self._inbox.send(event)
 
     async def desired(self, node: NodeId, after: int) -> Desire:
         """The node's desired set, once its revision is greater than ``after``. Only the newest is ever given."""
@@ -46,6 +52,16 @@ class Scheduler:
                 return desire
             await self._desired.setdefault(node, trio.Event()).wait()
 
+    def follow(self, node: NodeId, tell: Callable[[Desire], None]) -> Callable[[], None]:
+        """Call ``tell`` with the node's desired set, now if there is one and at each change, until the answer is
+        called: for a thousand nodes, each of which would else have a task that waits. What ``tell`` raises is logged."""
+        followers = self._followers.setdefault(node, [])
+        followers.append(tell)
+        desire = self._desires.get(node)
+        if desire is not None:
+            tell(desire)
+        return functools.partial(followers.remove, tell)
+
     async def wait_changed(self) -> None:
         """Wait until the fleet has changed in a way that it announced."""
         await self._changed.wait()
@@ -54,27 +70,45 @@ class Scheduler:
         """Handle events for ever."""
         task_status.started()
         while True:
-            event: Event = Wakeup()
-            with trio.move_on_after(max(0.0, self._wake_at - self._clock())):
-                event = await self._outbox.receive()
-            if isinstance(event, Wakeup):
-                self._wake_at = math.inf
-            self._carry_out(self.fleet.handle(event, self._clock()))
+            # One scope for many events: making one costs as much as an event does.
+            with trio.CancelScope() as self._alarm:
+                self._set_alarm()
+                while True:
+                    self._take(await self._outbox.receive())
+            self._wake_at = math.inf
+            self._take(Wakeup())
+
+    def _set_alarm(self) -> None:
+        self._alarm.deadline = trio.current_time() + max(0.0, self._wake_at - self._clock())
+
+    def _take(self, event: Event) -> None:
+        self._carry_out(self.fleet.handle(event, self._clock()))
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:
             match effect:
                 case Desire(node=node):
                     self._desires[node] = effect
+                    self._tell_followers(effect)
                     waiting = self._desired.pop(node, None)
                     if waiting is not None:
                         waiting.set()
                 case WakeAt(at=at):
-                    self._wake_at = min(self._wake_at, at)
+                    if at < self._wake_at:
+                        self._wake_at = at
+                        self._set_alarm()
                 case Announce(model=model):
                     self._announce(model, effect)
                 case _:
                     assert_never(effect)
+
+    def _tell_followers(self, desire: Desire) -> None:
+        for tell in tuple(self._followers.get(desire.node, ())):
+            try:
+                tell(desire)
+            except Exception:
+                # its link may be lost for this; every other node's must not be
+                log.exception("node %s can't be told what to run", desire.node)
 
     def _announce(self, model: ModelName, announced: Announce) -> None:
         level = logging.WARNING if announced.warning else logging.INFO

@@ -140,18 +140,20 @@ class FakeFleet:
         # How many events wait for room.
         self.waiting = 0
         self._desires: dict[NodeId, Desire] = {}
+        self._followers: list[tuple[NodeId, Callable[[Desire], None]]] = []
         self._changed = trio.Event()
 
     def desire(self, node: NodeId, revision: int, *shards: ShardSpec) -> None:
         self._desires[node] = Desire(node=node, revision=revision, shards=shards)
-        self._tell_change()
+        for follower, tell in tuple(self._followers):
+            if follower == node:
+                tell(self._desires[node])
 
-    async def desired(self, node: NodeId, after: int) -> Desire:
-        while True:
-            desire = self._desires.get(node)
-            if desire is not None and desire.revision > after:
-                return desire
-            await self._changed.wait()
+    def follow(self, node: NodeId, tell: Callable[[Desire], None]) -> Callable[[], None]:
+        self._followers.append((node, tell))
+        if node in self._desires:
+            tell(self._desires[node])
+        return lambda: self._followers.remove((node, tell))
 
     async def report(self, event: Event) -> None:
         self.waiting += 1

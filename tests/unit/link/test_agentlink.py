@@ -16,7 +16,7 @@ from llmgw.core.events import NodeRegistered, NodeReported, ShardChanged
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardState
 from llmgw.link.agentlink import AgentLink, Pace
-from llmgw.link.control import Control, Tap, ask_upgrade
+from llmgw.link.control import LOOK_SECONDS, Control, Tap, ask_upgrade
 from llmgw.link.handshake import Arrival, Floor, Unwelcome, upgrade
 from llmgw.link.sessions import Sessions
 from llmgw.wire import (
@@ -111,7 +111,7 @@ class World:
         async with trio.open_nursery() as reading:
             ws = await upgrade(reading, tap, floor, lambda request: None)
             link = AgentLink(
-                Control(ws, tap, peer="the agent"),
+                Control(ws, tap, reading, peer="the agent"),
                 arrival,
                 sessions=self.sessions,
                 agents=self.fleet,
@@ -119,6 +119,7 @@ class World:
                 pace=Pace(),
             )
             self.links.append(link)
+            reading.start_soon(self._look, link)
             try:
                 await link.serve()
             except Unwelcome as no:
@@ -126,6 +127,11 @@ class World:
             reading.cancel_scope.cancel()
         self.ended += 1
         await arrival.stream.aclose()
+
+    async def _look(self, link: AgentLink) -> None:
+        while True:
+            await trio.sleep(LOOK_SECONDS)
+            link.look()
 
 
 @pytest.fixture
@@ -155,6 +161,18 @@ async def test_an_agent_is_welcomed_and_its_words_reach_the_fleet(
         NodeReported(node=facts.node(free_gb=40.0)),
         ShardChanged(node=NODE, report=facts.report(spec, ShardState.ENDED)),
     ]
+
+
+async def test_the_flags_of_like_processors_are_kept_once(
+    autojump_clock: object, world: World, facts: Any, register: Register
+) -> None:
+    peer = await world.dial()
+    await peer.greet()
+    await peer.say(register)
+    await peer.say(NodeWord(node=facts.node(free_gb=40.0), applied=None))
+    registered, reported = await world.fleet.wait_events(2)
+    assert registered.node.cpu_flags is reported.node.cpu_flags
+    assert registered.node.memory_available_gb != reported.node.memory_available_gb
 
 
 async def test_the_set_comes_whole_and_then_by_what_changes(

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -79,6 +80,19 @@ async def test_a_dial_ends_with_the_protocol_that_was_asked_for(authority: Any) 
             stream = await dial(way)
             assert stream.selected_alpn_protocol() == alpn
             await trio.aclose_forcefully(stream)
+
+
+async def test_the_kernel_finds_a_network_that_is_gone_within_15_seconds(authority: Any) -> None:
+    files = authority.issue("gpu-1", hosts=("127.0.0.1",))
+    async with a_server(server_context(files), stay) as server:
+        stream = await dial_control(a_way(server, files))
+        read = partial(stream.transport_stream.getsockopt, socket.IPPROTO_TCP)
+        # its report comes within 5 s, and stays unacknowledged
+        assert 5000 + read(socket.TCP_USER_TIMEOUT) < 15_000
+        assert stream.transport_stream.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+        # it says nothing: a probe at the first chance after that time ends it
+        assert read(socket.TCP_KEEPIDLE) + read(socket.TCP_USER_TIMEOUT) / 1000 + read(socket.TCP_KEEPINTVL) <= 15
+        await trio.aclose_forcefully(stream)
 
 
 async def test_a_port_where_nobody_listens_is_named(authority: Any) -> None:

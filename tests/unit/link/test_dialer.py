@@ -147,8 +147,7 @@ class Head:
                 nursery.cancel_scope.cancel()
                 return
             claimed = dict(request.headers)[NODE_HEADER.encode()].decode()
-            control = Control(await request.accept(), tap, peer="the agent")
-            await nursery.start(control.serve)
+            control = Control(await request.accept(), tap, nursery, peer="the agent")
             hello = decode_from_agent(await control.receive(), PROTOCOL)
             assert isinstance(hello, Hello)
             if self.answers:
@@ -159,7 +158,7 @@ class Head:
                 token = f"token-{hello.dial}"
                 control.send(encode(Welcome(protocol=PROTOCOL, session=token, lease_seconds=15.0)))
                 await self.peers_in.send(Peer(control, hello, claimed, stream))
-            await trio.sleep_forever()
+            await tap.gone.wait()
 
 
 class Rig:

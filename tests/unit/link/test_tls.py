@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import ssl
+import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,9 +14,18 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from llmgw.errors import UsageError
-from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, Credentials, client_contexts, hand_over, server_context
+from llmgw.link.tls import (
+    CONTROL_ALPN,
+    TRUNK_ALPN,
+    Credentials,
+    QuietTls,
+    client_contexts,
+    hand_over,
+    server_context,
+)
 from llmgw.reactor.loop import Reactor
 from llmgw.reactor.transports import Tls
 
@@ -334,3 +344,82 @@ async def test_a_descriptor_that_is_handed_over_is_freed_with_its_transport(auth
     async with handed_over(authority) as (_, _, _near):
         pass
     assert set(os.listdir("/proc/self/fd")) <= before
+
+
+# -- a connection that is quiet
+
+
+@asynccontextmanager
+async def quiet(authority: Any) -> AsyncIterator[tuple[QuietTls, Stream, Stream]]:
+    """The server's end, heard the cheap way; what it stands on; the agent's end."""
+    server, agent = authority.issue("server", hosts=("server.test",)), authority.issue("gpu-1")
+    here, there = await shake(server_context(server), client_contexts(agent).control)
+    try:
+        yield QuietTls(here), here, there
+    finally:
+        await trio.aclose_forcefully(here)
+        await trio.aclose_forcefully(there)
+
+
+async def test_a_quiet_connection_carries_words_of_any_size_both_ways(authority: Any) -> None:
+    async with quiet(authority) as (near, _, far):
+        for word in (b"x", b"y" * 300_000):
+            heard = bytearray()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(far.send_all, word)
+                while len(heard) < len(word):
+                    heard += await near.receive_some(65536)
+            assert heard == word
+        await near.wait_send_all_might_not_block()
+        await near.send_all(b"and back")
+        assert await far.receive_some(100) == b"and back"
+
+
+async def test_no_more_than_was_asked_for_is_heard_at_once(authority: Any) -> None:
+    async with quiet(authority) as (near, _, far):
+        await far.send_all(b"one two")
+        assert [await near.receive_some(4), await near.receive_some(4)] == [b"one ", b"two"]
+
+
+@pytest.mark.parametrize("goodbye", [True, False])
+async def test_a_quiet_connection_ends_with_a_goodbye_and_without(authority: Any, goodbye: bool) -> None:
+    async with quiet(authority) as (near, _, far):
+        await far.send_all(b"last")
+        if goodbye:
+            spoken = far.pending.__self__
+            with pytest.raises(ssl.SSLWantReadError):
+                spoken.unwrap()
+            await far.transport_stream.send_all(vars(spoken)["bios"][1].read())
+        await far.transport_stream.send_eof()
+        assert [await near.receive_some(), await near.receive_some(), await near.receive_some()] == [b"last", b"", b""]
+
+
+async def test_a_quiet_connection_that_is_reset_or_forged_is_broken(authority: Any) -> None:
+    async with quiet(authority) as (near, _, far):
+        far.transport_stream.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        far.transport_stream.socket.close()
+        with pytest.raises(trio.BrokenResourceError) as caught:
+            await near.receive_some()
+        assert isinstance(caught.value.__cause__, ConnectionResetError)
+    async with quiet(authority) as (near, _, far):
+        await far.transport_stream.send_all(b"\x17\x03\x03\x00\x20" + b"x" * 32)
+        with pytest.raises(trio.BrokenResourceError):
+            await near.receive_some()
+
+
+async def test_closing_a_quiet_connection_ends_its_reader_and_leaves_the_socket(authority: Any) -> None:
+    async with quiet(authority) as (near, here, far):
+        ended = trio.Event()
+
+        async def read() -> None:
+            with pytest.raises(trio.ClosedResourceError):
+                await near.receive_some()
+            ended.set()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(read)
+            await trio.testing.wait_all_tasks_blocked()
+            await near.aclose()
+        assert ended.is_set()
+        await far.transport_stream.send_all(b"raw")
+        assert await here.transport_stream.receive_some(100) == b"raw"

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.testing
 
+from llmgw.core.effects import Desire
 from llmgw.core.events import NodeLost, NodeRegistered
 from llmgw.core.fleet import Fleet
 from llmgw.core.node import Node, NodeId
@@ -35,8 +37,10 @@ async def register(nodes: Nodes) -> Counters:
     async with trio.open_nursery() as nursery:
         await nursery.start(scheduler.serve)
         await agents.report(NodeRegistered(node=NODE))
-        desire = await agents.desired(N1, -1)
-        assert (desire.node, desire.shards) == (N1, ())
+        told: list[Desire] = []
+        agents.follow(N1, told.append)
+        await trio.testing.wait_all_tasks_blocked()
+        assert [(desire.node, desire.shards) for desire in told] == [(N1, ())]
         await agents.report(NodeLost(node=N1))
         nursery.cancel_scope.cancel()
     return counters

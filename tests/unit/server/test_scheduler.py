@@ -99,6 +99,48 @@ async def test_only_the_newest_desire_is_given(nursery: trio.Nursery) -> None:
     assert await scheduler.desired(N, 0) == second
 
 
+async def test_who_follows_is_told_what_is_desired_at_each_change(nursery: trio.Nursery) -> None:
+    first, second, third = (Desire(node=N, revision=revision, shards=()) for revision in (1, 2, 3))
+    scheduler = Scheduler(Script([first], [second, Desire(node=NodeId("n2"), revision=9, shards=())], [third]))
+    await nursery.start(scheduler.serve)
+    early: list[Desire] = []
+    late: list[Desire] = []
+    end_early = scheduler.follow(N, early.append)
+    await scheduler.post(Demand(model=M))
+    await trio.testing.wait_all_tasks_blocked()
+    end_late = scheduler.follow(N, late.append)
+    await scheduler.post(Demand(model=M))
+    await trio.testing.wait_all_tasks_blocked()
+    end_early()
+    await scheduler.post(Demand(model=M))
+    await trio.testing.wait_all_tasks_blocked()
+    end_late()
+    assert early == [first, second]
+    assert late == [first, second, third]
+
+
+async def test_one_that_fails_to_be_told_keeps_nobody_else_from_it(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    desire = Desire(node=N, revision=1, shards=())
+    fleet = Script([desire])
+    scheduler = Scheduler(fleet)
+    await nursery.start(scheduler.serve)
+
+    def fail(told: Desire) -> None:
+        raise ZeroDivisionError("the test")
+
+    told: list[Desire] = []
+    scheduler.follow(N, fail)
+    scheduler.follow(N, told.append)
+    for _ in range(2):
+        await scheduler.post(Demand(model=M))
+    await trio.testing.wait_all_tasks_blocked()
+    assert told == [desire]
+    assert len(fleet.heard) == 2
+    assert "node n1 can't be told" in caplog.text
+
+
 async def test_an_announcement_is_a_line_and_wakes_whoever_waits(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:
