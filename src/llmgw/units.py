@@ -1,4 +1,4 @@
-"""Durations and byte sizes as people write them: "5m", "80GB", "64MiB"."""
+"""What people write and read: durations and byte sizes ("5m", "80GB", "64MiB"), and lines that are one line."""
 
 from __future__ import annotations
 
@@ -96,3 +96,8 @@ def _power(size_bytes: int, step: int) -> int:
 def _tenths(count: int) -> str:
     whole, tenth = divmod(count, 10)
     return f"{whole}.{tenth}" if tenth else str(whole)
+
+
+def printable(text: str) -> str:
+    """``text`` as it may stand in a line of a log: whoever made it makes no line of its own, and no colours."""
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

@@ -29,7 +29,24 @@ LIST_ITEMS = 8192
 # The numbers that every JSON reader keeps exact.
 INT_LIMIT = 2**53
 
+# What a person is to read at a glance; agents cut theirs before they send it.
+WORDS_CHARS = 4000
+# A node is told, and runs, a few; each is looked at one by one.
+SHARDS = 1024
+
 _NAME_FIELDS = frozenset({"id", "node", "shard", "replica"})
+_WORDS_FIELDS = frozenset({"cause", "progress"})
+_SHARD_FIELDS = frozenset({"running", "shards", "put", "drop"})
+# What can be so: a try's number is counted on from here, and sizes are added up and shown.
+_RANGES: dict[str, tuple[float, float]] = {
+    "epoch": (0, 2**40),
+    "cores": (0, 1e5),
+    "memory_gb": (0, 1e7),
+    "memory_available_gb": (0, 1e7),
+    "free_gb": (0, 1e9),
+    "total_gb": (0, 1e9),
+    "port": (0, 65535),
+}
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS)]
 Word = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
@@ -212,7 +229,18 @@ def _check_fields(value: object, path: str) -> None:
         part = getattr(value, name)
         if name in _NAME_FIELDS and isinstance(part, str) and not 0 < len(part) <= NAME_CHARS:
             raise WireError(f"{path}.{name}: a name has 1 to {NAME_CHARS} characters, this one {len(part)}")
+        if name in _WORDS_FIELDS and isinstance(part, str) and len(part) > WORDS_CHARS:
+            raise WireError(f"{path}.{name}: {len(part)} characters; {WORDS_CHARS} are allowed")
+        if name in _SHARD_FIELDS and isinstance(part, tuple) and len(part) > SHARDS:
+            raise WireError(f"{path}.{name}: {len(part)} entries; {SHARDS} are allowed")
+        if name in _RANGES and isinstance(part, int | float) and not _is_within(part, *_RANGES[name]):
+            raise WireError(f"{path}.{name}: {part} is out of range")
         _check(part, f"{path}.{name}")
+
+
+def _is_within(value: float, low: float, high: float) -> bool:
+    # infinities and NaN have their own words
+    return low <= value <= high or not math.isfinite(value)
 
 
 _known: dict[type, tuple[str, ...]] = {}

@@ -245,6 +245,20 @@ def test_a_model_that_is_removed_while_its_node_is_away_ends_when_it_is_back(pai
     server.check_health()
 
 
+def test_a_node_that_was_renamed_comes_back_and_its_old_engine_is_stopped(lab: Lab, model: Callable[..., Path]) -> None:
+    server = lab.server()
+    agent = lab.agent("n1", server)
+    server.add(model())
+    server.wait_ready()
+    before = agent.engine.pid
+    agent.stop()
+    renamed = lab.agent("n9", server, tls=lab.authority.node("n9"), state=str(agent.state))
+    wait_nodes(server, "n9")
+    wait_for(lambda: before not in [engine.pid for engine in agent.engines()], "the end of the old name's engine")
+    assert renamed.running.poll() is None
+    server.check_health()
+
+
 def test_a_cut_cable_is_noticed_and_mended_without_a_loss(lab: Lab, model: Callable[..., Path]) -> None:
     server = lab.server(fleet={"lease": "10s"})
     cable = lab.cable(server)

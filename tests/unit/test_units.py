@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.units import format_duration, format_size, parse_duration, parse_size
+from llmgw.units import format_duration, format_size, parse_duration, parse_size, printable
 
 
 @pytest.mark.parametrize(
@@ -124,3 +124,8 @@ def test_milliseconds_below_a_minute_survive_being_written_and_read(milliseconds
 @given(st.integers(min_value=0, max_value=2**60))
 def test_a_size_is_written_within_a_twentieth_of_itself(size_bytes: int) -> None:
     assert abs(parse_size(format_size(size_bytes)) - size_bytes) <= size_bytes / 20
+
+
+def test_what_is_printed_makes_no_line_of_its_own() -> None:
+    assert printable("a line, and äöü") == "a line, and äöü"
+    assert printable("bye\n2026 forged \x1b[31m") == "bye\\n2026 forged \\x1b[31m"

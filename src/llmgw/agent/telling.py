@@ -8,10 +8,17 @@ from dataclasses import replace
 from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
 from llmgw.engines.types import Load
 
+WORDS_CHARS = 2000
+
 
 def first_report(spec: ShardSpec) -> ShardReport:
     """What is known of a shard before its life begins."""
     return ShardReport(shard=spec.id, replica=spec.replica, epoch=spec.epoch, state=ShardState.PLACED)
+
+
+def _cut(words: str | None) -> str | None:
+    """An engine's line may be as long as it likes; the server takes what can be read at a glance."""
+    return words if words is None or len(words) <= WORDS_CHARS else words[:WORDS_CHARS] + "…"
 
 
 class Telling:
@@ -43,6 +50,7 @@ class Telling:
         self._tell(replace(self.last, running=load.running, waiting=load.waiting))
 
     def _tell(self, report: ShardReport) -> None:
+        report = replace(report, cause=_cut(report.cause), progress=_cut(report.progress))
         if report != self.last:
             self.last = report
             self._report(report)

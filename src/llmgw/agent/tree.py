@@ -104,7 +104,7 @@ class Shards:
         self._places = places
         self._running: dict[ShardId, Life] = {}
         self._desired: dict[ShardId, ShardSpec] = {}
-        # A shard that ended stays ended: a new try is a new epoch, and the server's to decide.
+        # A shard that ended while it was desired stays ended: a new try is a new epoch, and the server's to decide.
         self._ended: dict[ShardId, Life] = {}
 
     def desire(self, desire: Desire) -> None:
@@ -150,7 +150,10 @@ class Shards:
             cause = f"a fault of llmgw itself: {type(error).__name__}: {error}"
             report(replace(first_report(life.spec), state=ShardState.ENDED, cause=cause))
         del self._running[life.spec.id]
-        self._ended[life.spec.id] = life
+        wanted = self._desired.get(life.spec.id)
+        # One that was to stop leaves nothing behind: a server that has begun anew may give its number again.
+        if wanted is not None and wanted.epoch == life.spec.epoch:
+            self._ended[life.spec.id] = life
         self._reconcile()
 
     def list_known(self) -> tuple[tuple[ShardSpec, ShardReport], ...]:

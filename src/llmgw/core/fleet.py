@@ -39,6 +39,9 @@ UNHEARD_SECONDS = 5.0
 
 NO_CAUSE = "it gave no cause"
 
+# Lines of the log about one registration.
+FEW = 16
+
 USUAL_LOAD_SECONDS = 5.0
 LONGEST_RETRY_AFTER_SECONDS = 120
 
@@ -106,7 +109,7 @@ class Fleet:
 
     def idle(self) -> bool:
         """True when nothing runs or is about to run on any node."""
-        return not self._roster.alive_ids()
+        return self._roster.idle()
 
     def retry_after_seconds(self, name: ModelName, now: float) -> int:
         """When to ask again for a model that is not ready, from 1 to 120: a plain guess until it has loaded once."""
@@ -211,6 +214,7 @@ class Fleet:
         member = self._roster.enrol(event.node)
         self._expected.discard(event.node.id)
         named: set[LifeKey] = set()
+        said = len(self._effects)
         # The newest epoch first: were there two of a replica, that is the one to keep.
         for spec, report in sorted(event.running, key=lambda pair: -pair[0].epoch):
             key = (event.node.id, spec.replica, spec.epoch)
@@ -224,8 +228,18 @@ class Fleet:
         for key, life in list(self._roster.lives.items()):
             if key[0] == event.node.id and key not in named and life.alive:
                 self._miss(life, now)
+        self._cut_short(said, event.node.id)
         for model in self.catalog:
             self._plan_later(model.name)
+
+    def _cut_short(self, said: int, node: NodeId) -> None:
+        """A node may come with a thousand shards: the log gets the first few, and how many more."""
+        more = self._effects[said + FEW :]
+        if more:
+            last = next(effect for effect in reversed(self._effects) if isinstance(effect, Announce))
+            del self._effects[said + FEW :]
+            text = f"and {len(more)} more changes with the registration of {node}"
+            self._effects.append(Announce(model=last.model, text=text, warning=True))
 
     def _find_running(self, member: Member, spec: ShardSpec, report: ShardReport, now: float) -> None:
         """A shard that ran before this fleet knew of it: taken over as it is, or left to its node to stop."""
@@ -238,7 +252,8 @@ class Fleet:
             and report.state is not ShardState.STOPPING
             and spec.node == member.node.id
             and self._is_defined(spec)
-            and spec.replica not in self._roster.alive_ids()
+            and not self._roster.is_alive(spec.replica)
+            and self._lacks(spec.model.name)
         )
         if ours:
             self._roster.desire(spec)
@@ -258,6 +273,11 @@ class Fleet:
         self._roster.put(Life(replica, heard=True))
         fate = "is taken over" if ours else "is to stop: it isn't what the catalog asks for"
         self._announce(replica, f"{replica.id} was already running on {member.node.id} and {fate}")
+
+    def _lacks(self, name: ModelName) -> bool:
+        """There is a place for one more: a node can't take a model from another by saying that it runs it."""
+        model = self.catalog.named(name)
+        return model is not None and sum(map(self._roster.is_desired, self._roster.of(name))) < model.scaling.max
 
     def _miss(self, life: Life, now: float) -> None:
         """Its node has registered without it."""
@@ -477,9 +497,8 @@ class Fleet:
         return kept
 
     def _start(self, model: Model, placement: Placement, now: float) -> None:
-        taken = self._roster.alive_ids()
         number = 1
-        while replica_id(model.name, number) in taken:
+        while self._roster.is_alive(replica_id(model.name, number)):
             number += 1
         name = replica_id(model.name, number)
         spec = ShardSpec(

@@ -62,6 +62,10 @@ class Roster:
     def __init__(self) -> None:
         self.members: dict[NodeId, Member] = {}
         self.lives: dict[LifeKey, Life] = {}
+        # the same lives again, for who asks for some of them: a node may bring a thousand at once
+        self._by_replica: dict[ReplicaId, dict[LifeKey, Life]] = {}
+        self._by_model: dict[ModelName, dict[LifeKey, Life]] = {}
+        self._routable: set[LifeKey] = set()
         self.ready: dict[ModelName, tuple[Replica, ...]] = {}
         self._epochs: dict[ReplicaId, int] = {}
         self._touched: set[NodeId] = set()
@@ -92,22 +96,35 @@ class Roster:
 
     def put(self, life: Life) -> None:
         """Enter a life, or what has become of it; an earlier epoch of the replica that has ended makes room for it."""
-        if life.key not in self.lives:
-            for ended in [other for other in self.lives.values() if other.replica.id == life.replica.id]:
-                if not ended.alive:
-                    self.forget(ended)
-        self.lives[life.key] = life
-        self._refresh_ready(life.replica.model)
+        key = life.key
+        if key not in self.lives:
+            for ended in [other for other in self._by_replica.get(life.replica.id, {}).values() if not other.alive]:
+                self.forget(ended)
+        self.lives[key] = life
+        self._by_replica.setdefault(life.replica.id, {})[key] = life
+        self._by_model.setdefault(life.replica.model, {})[key] = life
+        if key in self._routable or self._is_routable(life):
+            self._refresh_ready(life.replica.model)
 
     def forget(self, life: Life) -> None:
-        del self.lives[life.key]
-        self._refresh_ready(life.replica.model)
+        key = life.key
+        del self.lives[key]
+        for index, name in ((self._by_replica, life.replica.id), (self._by_model, life.replica.model)):
+            del index[name][key]  # type: ignore[index]
+            if not index[name]:  # type: ignore[index]
+                del index[name]  # type: ignore[arg-type]
+        if key in self._routable:
+            self._refresh_ready(life.replica.model)
 
     def of(self, name: ModelName) -> Iterator[Life]:
-        return (life for life in self.lives.values() if life.replica.model == name)
+        return iter(self._by_model.get(name, {}).values())
 
-    def alive_ids(self) -> set[ReplicaId]:
-        return {life.replica.id for life in self.lives.values() if life.alive}
+    def is_alive(self, name: ReplicaId) -> bool:
+        """Some epoch of it is, on some node."""
+        return any(life.alive for life in self._by_replica.get(name, {}).values())
+
+    def idle(self) -> bool:
+        return not any(life.alive for life in self.lives.values())
 
     def bookings(self) -> dict[NodeId, float]:
         """The memory in GB that each node's replicas have booked, those included that are on their way out."""
@@ -155,15 +172,20 @@ class Roster:
         self._touched.clear()
         return desires
 
+    def _is_routable(self, life: Life) -> bool:
+        replica = life.replica
+        return (
+            replica.state is ShardState.READY
+            and replica.endpoint is not None
+            and not self.members[replica.shard.node].lost
+        )
+
     def _refresh_ready(self, name: ModelName) -> None:
-        routable = [
-            life.replica
-            for life in self.of(name)
-            if life.replica.state is ShardState.READY
-            and life.replica.endpoint is not None
-            and not self.members[life.replica.shard.node].lost
-        ]
+        lives = list(self.of(name))
+        routable = [life for life in lives if self._is_routable(life)]
+        self._routable.difference_update(life.key for life in lives)
+        self._routable.update(life.key for life in routable)
         if routable:
-            self.ready[name] = tuple(sorted(routable, key=lambda replica: replica.id))
+            self.ready[name] = tuple(sorted((life.replica for life in routable), key=lambda replica: replica.id))
         else:
             self.ready.pop(name, None)

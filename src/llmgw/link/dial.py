@@ -38,7 +38,8 @@ class DialFailed(LinkLost):
 class Pace:
     """How long each step of a dial may take, and how long the next dial waits, in seconds.
 
-    Waits double from ``first_wait`` to ``most_wait``. A connection that stood for ``good`` begins them anew: what ends
+    Waits double from ``first_wait`` to ``most_wait``, and are drawn from half to one and a half of that: a server that
+    begins anew waits some time for the nodes that it knew (``server/program.py``). A connection that stood for ``good`` begins them anew: what ends
     it is news, not the next of a row. ``welcome`` leaves the server time to ask another agent of this name whether it
     lives. A trouble that lasts is told each ``repeat``. ``ping``: of silence, before the server is asked whether it
     hangs; it says nothing by itself, and a network that is gone is found without (``LOST_NETWORK``).
@@ -49,8 +50,8 @@ class Pace:
     upgrade: float = 10.0
     welcome: float = 20.0
     first_wait: float = 0.5
-    most_wait: float = 30.0
-    good: float = 60.0
+    most_wait: float = 8.0
+    good: float = 10.0
     repeat: float = 60.0
     ping: float = 60.0
 

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import trio
 
 from llmgw.door.request import Request
+from llmgw.units import printable
 
 PAUSE_SECONDS = 0.2
 LAST_SECONDS = 1.0
@@ -81,12 +82,12 @@ def format_request(at: float, request: Request) -> str:
     """A request's line: when, id, who, what, how it ended, how long it took, its tokens."""
     began, usage = request.began, request.usage
     first = f" first={request.first_byte_at - began:.3f}s" if request.first_byte_at is not None else ""
-    model = f" model={_clean(request.model)}" if request.model is not None else ""
+    model = f" model={printable(request.model)}" if request.model is not None else ""
     replica = f" replica={request.replica}" if request.replica is not None else ""
     tokens = f" tokens={usage.prompt_tokens}+{usage.completion_tokens}" if usage is not None else ""
-    problem = f" problem={_clean(request.problem)[:500]!r}" if request.problem is not None else ""
+    problem = f" problem={printable(request.problem)[:500]!r}" if request.problem is not None else ""
     return (
-        f"{_second(int(at))} {request.id} {request.peer} {request.head.method} {_clean(request.path)[:200]} "
+        f"{_second(int(at))} {request.id} {request.peer} {request.head.method} {printable(request.path)[:200]} "
         f"{request.status or '-'} {request.outcome or '-'} {request.ended - began:.3f}s"
         f"{first}{model}{replica}{tokens}{problem}\n"
     )
@@ -95,8 +96,3 @@ def format_request(at: float, request: Request) -> str:
 @functools.lru_cache(maxsize=4)
 def _second(at: int) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at))
-
-
-def _clean(text: str) -> str:
-    """No line of the log is a client's to make: control characters are shown, not obeyed."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")

@@ -15,11 +15,14 @@ from llmgw.core.events import Event, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
+from llmgw.units import printable
 
 log = logging.getLogger("llmgw.scheduler")
 
 # A full inbox makes whoever reports wait: an agent's link is then not read, which its own bounds can bear.
 INBOX_EVENTS = 256
+# Of an engine's last words.
+SHOWN_LINES = 8
 
 
 class Scheduler:
@@ -54,7 +57,7 @@ class Scheduler:
 
     def follow(self, node: NodeId, tell: Callable[[Desire], None]) -> Callable[[], None]:
         """Call ``tell`` with the node's desired set, now if there is one and at each change, until the answer is
-        called: for a thousand nodes, each of which would else have a task that waits. What ``tell`` raises is logged."""
+        called: for a thousand nodes, each of which would else have a task that waits. What it raises is logged."""
         followers = self._followers.setdefault(node, [])
         followers.append(tell)
         desire = self._desires.get(node)
@@ -112,9 +115,8 @@ class Scheduler:
 
     def _announce(self, model: ModelName, announced: Announce) -> None:
         level = logging.WARNING if announced.warning else logging.INFO
-        text = announced.text
-        if announced.lines:
-            text += "\n    " + "\n    ".join(announced.lines[-8:])
-        log.log(level, "%s: %s", model, text)
+        # an agent's words, and an engine's, are in it
+        text = "\n    ".join(map(printable, (announced.text, *announced.lines[-SHOWN_LINES:])))
+        log.log(level, "%s: %s", printable(model), text)
         self._changed.set()
         self._changed = trio.Event()

@@ -98,6 +98,21 @@ async def test_a_shard_that_ended_is_not_started_again_in_the_same_epoch(link, e
         await link.wait_state(again, READY)
 
 
+async def test_a_shard_that_was_stopped_may_be_desired_again_by_a_server_that_counts_anew(
+    link, engines, settings, make_spec
+):
+    spec = make_spec()
+    async with serving(link, engines, settings):
+        link.desire(spec)
+        first = await link.wait_state(spec, READY)
+        link.desire()
+        await link.wait_state(spec, ENDED)
+        link.events.clear()
+        link.desire(spec)
+        again = await link.wait_state(spec, READY)
+        assert again.pid != first.pid
+
+
 async def test_a_higher_epoch_waits_until_the_older_one_has_ended(link, engines, settings, make_spec):
     old, new = make_spec("--deaf-to-term"), make_spec(epoch=2)
     async with serving(link, engines, settings):

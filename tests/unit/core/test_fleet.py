@@ -20,7 +20,7 @@ from llmgw.core.events import (
     Stopping,
     Wakeup,
 )
-from llmgw.core.fleet import DEMAND_SECONDS, UNHEARD_SECONDS, Fleet
+from llmgw.core.fleet import DEMAND_SECONDS, FEW, UNHEARD_SECONDS, Fleet
 from llmgw.core.model import Model, ModelName, Profile, Scaling
 from llmgw.core.node import EngineFound, Node, NodeId
 from llmgw.core.placement import Placement, Rejected
@@ -516,6 +516,29 @@ def test_nothing_is_placed_on_a_lost_node() -> None:
     assert isinstance(verdict, Rejected)
     assert [no.reason for no in verdict.rejections] == [Reason.NODE_LOST]
     assert the_shard(fleet.handle(NodeRegistered(node=a_node()), 3.0)).node == N1
+
+
+# Nodes that say what is not so
+
+
+def test_a_node_can_not_take_a_model_from_another_by_saying_that_it_runs_it() -> None:
+    fleet, effects = a_fleet(a_model())
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    thief = replace(a_running(a_model(), epoch=9, number=0, node=N2), replica=ReplicaId("rep-m-0"))
+    effects = fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(thief),)), 2.0)
+    assert [replica.shard.node for replica in fleet.ready(M)] == [N1]
+    assert all(desire.shards == () for desire in desires(effects))
+    assert "is to stop" in announced(effects)[0].text
+
+
+def test_of_a_thousand_shards_at_once_the_log_gets_a_few_lines() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    gone = a_model("gone")
+    running = tuple(found(a_running(gone, number=number)) for number in range(1000))
+    said = announced(fleet.handle(NodeRegistered(node=a_node(), running=running), 1.0))
+    assert len(said) == FEW + 1
+    assert said[-1].text == f"and {1000 - FEW} more changes with the registration of n1"
 
 
 # A server that begins anew

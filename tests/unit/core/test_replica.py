@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.core.model import ModelName
-from llmgw.core.replica import MAY_FOLLOW, ShardState, replica_id, shard_id
+from llmgw.core.node import NodeId
+from llmgw.core.replica import MAY_FOLLOW, ShardAddress, ShardId, ShardState, replica_id, shard_id
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(ModelName)
 
@@ -14,6 +15,10 @@ NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(Model
 def test_ids_carry_the_model_and_the_number() -> None:
     assert replica_id(ModelName("small-1.5b"), 2) == "rep-small-1.5b-2"
     assert shard_id(ModelName("small-1.5b"), 2, 0) == "shd-small-1.5b-2-0"
+
+
+def test_an_address_is_named_as_in_a_sentence() -> None:
+    assert str(ShardAddress(node=NodeId("n1"), shard=ShardId("shd-m-1-0"), epoch=3)) == "shd-m-1-0 on n1"
 
 
 def test_a_name_with_a_slash_becomes_a_file_name() -> None:

@@ -60,7 +60,8 @@ def test_room_is_booked_until_the_end() -> None:
     roster.put(a_life(2, state=ShardState.READY))
     roster.put(a_life(3, state=ShardState.ENDED))
     assert roster.bookings() == {N1: 6.0}
-    assert roster.alive_ids() == {"rep-m-1", "rep-m-2"}
+    assert [roster.is_alive(replica_id(NAME, number)) for number in (1, 2, 3, 4)] == [True, True, False, False]
+    assert not roster.idle()
 
 
 def test_a_new_epoch_takes_the_place_of_one_that_ended_and_of_no_other() -> None:
