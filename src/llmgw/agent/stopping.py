@@ -93,7 +93,8 @@ def _refusal(desire: Desire) -> str:
 def _what_comes_back(desire: Desire, agent: str | None) -> str:
     models = ", ".join(sorted({spec.model.name for spec in desire.shards}))
     if agent is not None:
-        return f"the agent here (pid {agent}) runs on: as long as the server wants {models}, it starts them again"
+        # It may be another stop-all as well: both hold the folder.
+        return f"another llmgw (pid {agent}) works here: if it is the agent, it starts {models} again"
     return f"the server still wants {models} here: the next agent of this node starts them again"
 
 

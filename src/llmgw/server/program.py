@@ -37,6 +37,9 @@ from llmgw.store import open_store
 
 log = logging.getLogger(__name__)
 
+# What the nodes of an earlier server get to come back: an agent dials at least every 10 s, and many come at once.
+SETTLE_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sockets:
@@ -81,6 +84,9 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
     raise_file_limit()
     config, engines = loaded.config, load_engines()
     credentials = Credentials(config.agent_tls, server_context)
+    revoked = config.agent_tls.revoked
+    if revoked is not None and not revoked.exists():
+        log.warning("agent_tls.revoked: %s is not there, and nobody is revoked until it is", revoked)
     async with open_store(config.auth.store) as store:
         half = ServerHalf(
             config=config,
@@ -109,7 +115,7 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
         )
         known = frozenset(await store.nodes.list())
         # What these run is theirs to say, before anything is started in its place.
-        until = trio.current_time() + config.fleet.lease
+        until = trio.current_time() + SETTLE_SECONDS
         await half.scheduler.post(NodesExpected(nodes=known, until=until))
         await manage.load()
         async with trio.open_nursery() as root:

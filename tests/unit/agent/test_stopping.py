@@ -121,7 +121,7 @@ async def test_forced_beside_an_agent_it_is_said_that_they_come_back(leave, stop
         done, said = await stop(force=True)
     assert done
     assert (
-        said[-1] == f"the agent here (pid {os.getpid()}) runs on: as long as the server wants m, it starts them again"
+        said[-1] == f"another llmgw (pid {os.getpid()}) works here: if it is the agent, it starts m again"
     )
     assert is_gone(record.pid)
     # The agent sees the end, and may have written the next try's file already.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from llmgw.admin.views import Reloaded
 from llmgw.config.load_server import LoadedServer, load_server
 from llmgw.config.server import Listen
 from llmgw.errors import ConfigError, LlmgwError, UsageError
+from llmgw.pki.authority import certificate_pem, issue_server, key_pem, make_authority
 from llmgw.server.program import Rereading, _watch_reload, _watch_signals, run
 
 
@@ -64,6 +66,22 @@ def test_certificates_that_are_none_are_told_before_the_store_is_made(loaded: Lo
     with pytest.raises(LlmgwError, match=r"server\.pem|server-key\.pem|ca\.pem"):
         run(loaded, path)
     assert not (path.parent / "llmgw.db").exists()
+
+
+def test_a_list_that_was_named_and_is_not_there_is_told(
+    loaded: LoadedServer, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    tls = replace(loaded.config.agent_tls, revoked=path.parent / "revokd.txt")
+    authority = make_authority(now=time.time())
+    issued = issue_server(authority, "server", ("127.0.0.1",), now=time.time())
+    tls.ca.write_bytes(certificate_pem(authority.certificate))
+    tls.cert.write_bytes(certificate_pem(issued.certificate))
+    tls.key.write_bytes(key_pem(issued.key))
+    # what ends the start comes after it
+    store = replace(loaded.config.auth, store=str(path.parent / "nowhere" / "llmgw.db"))
+    with pytest.raises(LlmgwError, match="nowhere"):
+        run(replace(loaded, config=replace(loaded.config, agent_tls=tls, auth=store)), path)
+    assert "revokd.txt is not there" in caplog.text
 
 
 class Half:
