@@ -306,9 +306,8 @@ def _keep_one(flags: frozenset[str]) -> frozenset[str]:
 def _claimed_nodes(message: AgentMessage) -> Iterator[str]:
     """Every node that a message speaks of."""
     match message:
-        case Register(node=node, running=running):
+        case Register(node=node):
+            # what runs there may be of a time when the node had another name: the fleet has it stopped
             yield node.id
-            for spec, _ in running:
-                yield spec.node
         case NodeWord(node=node):
             yield node.id

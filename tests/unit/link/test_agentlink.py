@@ -332,7 +332,7 @@ async def test_who_says_no_hello_is_refused(autojump_clock: object, world: World
 
 def words(facts: Any) -> dict[str, tuple[list[Any], str]]:
     """What breaks the protocol after a good hello, and a part of what is said of it."""
-    spec, strange = facts.spec(), facts.spec("other")
+    spec = facts.spec()
     register = Register(node=facts.node(), running=())
     hello = Hello(protocol=PROTOCOL, node=NODE, run="a", dial=2, version="1.0")
     return {
@@ -341,10 +341,6 @@ def words(facts: Any) -> dict[str, tuple[list[Any], str]]:
         "resync before register": ([Resync()], "Resync before Register"),
         "hello twice": ([hello], "hello is said once"),
         "registers another": ([Register(node=facts.node("other"), running=())], "'other'"),
-        "runs another's": (
-            [Register(node=facts.node(), running=((strange, facts.report(strange)),))],
-            "'other'",
-        ),
         "reports another": ([register, NodeWord(node=facts.node("other"), applied=None)], "'other'"),
         "mixes shards": (
             [Register(node=facts.node(), running=((spec, facts.report(facts.spec(number=2))),))],
@@ -367,7 +363,6 @@ def words(facts: Any) -> dict[str, tuple[list[Any], str]]:
         "resync before register",
         "hello twice",
         "registers another",
-        "runs another's",
         "reports another",
         "mixes shards",
         "no JSON",
