@@ -6,13 +6,21 @@ A web page that somebody opens elsewhere runs in a browser of this machine, and 
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit
+import re
+from collections.abc import Sequence
 
 from llmgw.admin.management import Refused
 
+# All of it: a lenient reader would take what it knows and skip what an attacker has put behind.
+_HOST = re.compile(r"(?:(?P<name>[A-Za-z0-9._-]+)|\[(?P<address>[0-9A-Fa-f:.]+)\])(?::[0-9]{1,5})?", re.ASCII)
 
-def check_caller(listen_host: str, *, host: str, origin: str | None, fetch_site: str | None) -> None:
-    """Refused unless a request with these headers names this port as its host, and no page of elsewhere sent it."""
+
+def check_caller(listen_host: str, *, hosts: Sequence[str], origins: Sequence[str], fetch_sites: Sequence[str]) -> None:
+    """Refused unless a request with these headers names this port as its host, and no page of elsewhere sent it.
+
+    All values that each of the headers has: of two that differ nobody knows which is meant.
+    """
+    host = hosts[0] if len(hosts) == 1 else ""
     if not _is_here(host, listen_host):
         # A name of elsewhere that resolves to loopback would make this port the page's own origin.
         raise Refused(
@@ -20,18 +28,16 @@ def check_caller(listen_host: str, *, host: str, origin: str | None, fetch_site:
             status=403,
             code="wrong_host",
         )
-    same_origin = origin is None or origin.lower() == f"http://{host}".lower()
-    if not same_origin or fetch_site not in {None, "none", "same-origin"}:
+    same_origin = all(origin.lower() == f"http://{host}".lower() for origin in origins)
+    if not same_origin or not {"none", "same-origin"}.issuperset(fetch_sites):
         raise Refused("a page of another site may not use this port", status=403, code="cross_site")
 
 
 def _is_here(host: str, listen_host: str) -> bool:
-    try:
-        name = urlsplit(f"//{host}").hostname
-    except ValueError:
+    written = _HOST.fullmatch(host)
+    if written is None:
         return False
-    if name is None or any(mark in host for mark in "@/?#\\"):
-        return False
+    name = (written["name"] or written["address"]).lower()
     if name in {"localhost", listen_host.lower()}:
         return True
     try:

@@ -40,9 +40,9 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
         headers = request.headers
         check_caller(
             listen_host,
-            host=headers.get("Host", ""),
-            origin=headers.get("Origin"),
-            fetch_site=headers.get("Sec-Fetch-Site"),
+            hosts=headers.getlist("Host"),
+            origins=headers.getlist("Origin"),
+            fetch_sites=headers.getlist("Sec-Fetch-Site"),
         )
 
     @app.get("/status")

@@ -60,8 +60,7 @@ async def _main(config: AgentConfig) -> None:
         node = functools.partial(serve_node, dialer, engines=load_engines(), settings=settings, places=places)
         await root.start(node)
         await root.start(dialer.serve)
-        server = config.server
-        log.warning("node %s is up; its server is https://%s:%d", config.node, server.host, server.port)
+        log.warning("node %s is up; its server is %s", config.node, config.server.url)
         await stopping.wait()
         with patience, trio.move_on_after(DRAIN_SECONDS):
             await dialer.drain()

@@ -25,6 +25,10 @@ class ServerAddress:
     host: str
     port: int
 
+    @property
+    def url(self) -> str:
+        return f"https://[{self.host}]:{self.port}" if ":" in self.host else f"https://{self.host}:{self.port}"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:

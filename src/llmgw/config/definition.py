@@ -27,13 +27,15 @@ class Definition:
     """A model, and what its text tells besides.
 
     ``scaled``: whether the text says how many replicas. ``not_in_effect``: keys that are understood and have no effect
-    in this version. ``places``: ``file:line:column`` by dotted path below the model ("" is the model itself).
+    in this version. ``places``: ``file:line:column`` by dotted path below the model ("" is the model itself). ``text``:
+    its own part of the file.
     """
 
     model: Model
     scaled: bool
     not_in_effect: tuple[str, ...]
     places: Mapping[str, str]
+    text: str = ""
 
     def locate(self, profile: int, problem: Problem) -> Problem:
         """A problem that an engine found in the profile of this number, with its key's path and place."""
@@ -121,6 +123,7 @@ def _definition(section: Section, engines: Collection[str], folder: Path | None)
         scaled=section.has("scaling"),
         not_in_effect=tuple(dict.fromkeys(later)),
         places=places,
+        text=section.written(),
     )
 
 

@@ -14,12 +14,15 @@ from typing import TypeVar
 
 import yaml
 
+from llmgw.config.ordinary import read_ordinary
 from llmgw.errors import ConfigError, Problem
 from llmgw.units import parse_duration, parse_size
 
 MAX_FILE_BYTES = 1024 * 1024
 # A few lines of anchors can stand for billions of values; no honest file comes near this.
 MAX_VALUES = 100_000
+# A text counts for as many values as it has of this: a long one can be repeated by anchors as well.
+VALUE_CHARS = 100
 MAX_SECONDS = 30 * 86_400
 
 T = TypeVar("T")
@@ -58,7 +61,7 @@ class Section:
     """
 
     def __init__(self, node: yaml.MappingNode, path: str, findings: Findings) -> None:
-        self._mark = node.start_mark
+        self._mark, self._end = node.start_mark, node.end_mark
         self._path = path
         self._findings = findings
         self._keys: dict[str, tuple[yaml.Mark, yaml.Node]] = {}
@@ -79,6 +82,16 @@ class Section:
     def path(self, key: str) -> str:
         """The dotted path of a key of this section, from the top of the file."""
         return f"{self._path}.{key}" if self._path else key
+
+    def written(self) -> str:
+        """This section alone as it was written, moved to the left. Of its aliases only the names are in it."""
+        start, end = self._mark, self._end
+        first, *lines = (start.buffer or "")[start.pointer : end.pointer].split("\n")
+        # YAML counts what lies before the next section to this one: comments, which belong to that.
+        while lines and re.fullmatch(rf"\s*| {{0,{max(start.column - 1, 0)}}}#.*", lines[-1]):
+            lines.pop()
+        indent = " " * start.column
+        return "".join(f"{line.removeprefix(indent)}\n" for line in (first, *lines))
 
     def has(self, key: str) -> bool:
         return key in self._keys
@@ -225,7 +238,7 @@ class Section:
         return self._keys[key][1] if key in self._keys else None
 
     def _nothing(self) -> yaml.MappingNode:
-        return yaml.MappingNode("tag:yaml.org,2002:map", [], start_mark=self._mark)
+        return yaml.MappingNode("tag:yaml.org,2002:map", [], start_mark=self._mark, end_mark=self._mark)
 
     def _items(self, key: str) -> Iterator[yaml.Node]:
         node = self._take(key)
@@ -297,8 +310,7 @@ def _compose(text: str, file: str) -> yaml.Node | None:
 
 def _read_text(path: Path) -> str:
     try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_FILE_BYTES + 1)
+        raw = read_ordinary(path, MAX_FILE_BYTES + 1)
     except OSError as error:
         raise _refused(str(path), f"can't be read: {error.strerror}") from None
     if len(raw) > MAX_FILE_BYTES:
@@ -317,7 +329,7 @@ def _check_expansion(root: yaml.Node, file: str) -> None:
 
     def size(node: yaml.Node) -> int:
         if isinstance(node, yaml.ScalarNode):
-            return 1
+            return 1 + len(node.value) // VALUE_CHARS
         if id(node) in open_nodes:
             raise _refused(file, f"line {node.start_mark.line + 1} holds an alias of itself")
         if id(node) not in sizes:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from llmgw.config.document import Section
+from llmgw.config.ordinary import read_with_stat
 from llmgw.config.paths import expand_home, is_there
 from llmgw.errors import ConfigError, Problem
 
@@ -99,12 +100,9 @@ def _first_line(name: str) -> str:
 def _read(path: Path, size: int, *, secret: bool) -> bytes:
     """The first bytes of a file. ValueError says why it can't be used."""
     try:
-        # A pipe or a device would be waited for, and is no file that anybody means here.
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ValueError(f"{path} is no ordinary file")
-        with path.open("rb") as file:
-            if secret and path.stat().st_mode & stat.S_IROTH:
-                raise ValueError(f"{path} can be read by everybody on this machine: chmod o-rwx {path}")
-            return file.read(size)
+        data, facts = read_with_stat(path, size)
     except OSError as error:
         raise ValueError(f"{path} can't be read: {error.strerror}") from None
+    if secret and facts.st_mode & stat.S_IROTH:
+        raise ValueError(f"{path} can be read by everybody on this machine: chmod o-rwx {path}")
+    return data

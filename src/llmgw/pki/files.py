@@ -11,6 +11,7 @@ from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat, load_pem_private_key
 
+from llmgw.config.ordinary import read_ordinary
 from llmgw.errors import LlmgwError, UsageError
 from llmgw.pki.atomic import append_lines, explained, make_folder, stage
 from llmgw.pki.authority import Authority, Issued, SigningKey, certificate_pem, key_pem
@@ -21,6 +22,8 @@ from llmgw.pki.revocation import Revoked, read_revoked
 PUBLIC, OWNER_ONLY, OWNER_AND_GROUP = 0o644, 0o600, 0o640
 # No certificate is as long as this, and a wrong file may be.
 _MAX_BYTES = 1024 * 1024
+# revoked.txt only grows, by some 60 bytes for each certificate.
+_MAX_LIST_BYTES = 64 * 1024 * 1024
 
 
 class AuthorityFolder:
@@ -109,8 +112,7 @@ class AuthorityFolder:
     def read_revoked(self) -> Revoked:
         """What revoked.txt says; nothing where there is none."""
         try:
-            with explained(self.revoked, "read"):
-                return read_revoked(self.revoked.read_text(encoding="utf-8", errors="replace"))
+            return read_revoked(_read(self.revoked, _MAX_LIST_BYTES).decode(errors="replace"))
         except LlmgwError as error:
             if isinstance(error.__cause__, FileNotFoundError):
                 return Revoked()
@@ -165,12 +167,14 @@ def read_certificates(path: Path) -> list[x509.Certificate]:
     return found
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int = _MAX_BYTES) -> bytes:
     with explained(path, "read"):
         if path.is_dir():
             raise UsageError(f"{path} is a folder: give a file in it")
-        with path.open("rb") as file:
-            return file.read(_MAX_BYTES)
+        data = read_ordinary(path, most + 1)
+    if len(data) > most:
+        raise UsageError(f"{path} is larger than {most // 1024} KiB: it is another file")
+    return data
 
 
 def _read_key(path: Path) -> SigningKey:

@@ -184,7 +184,9 @@ class Manage:
 
             async def put_all() -> None:
                 for definition in definitions:
-                    await self._store.put(definition.model, text, self._wall())
+                    # Of many each has its own part: a file kept with each of its models would grow by their square.
+                    kept = text if len(definitions) == 1 else definition.text
+                    await self._store.put(definition.model, kept, self._wall())
 
             await self._act(put_all)
         return tuple(
@@ -211,7 +213,7 @@ class Manage:
     async def reload(self) -> Reloaded:
         """Read server.yaml again. Where anything in it is wrong all stays as it was."""
         async with self._acting:
-            found = await self._reread()
+            found = await self._read_again()
             if problems := self._claims_of_stored(found.declared):
                 raise _name_taken(problems)
 
@@ -223,6 +225,12 @@ class Manage:
         for concern in self._shadowed():
             log.warning("%s: %s", concern.name, concern.message)
         return Reloaded(file=found.file, changed=found.changed, needs_restart=found.needs_restart)
+
+    async def _read_again(self) -> Reread:
+        with trio.move_on_after(ACT_SECONDS):
+            return await self._reread()
+        message = f"server.yaml could not be read within {ACT_SECONDS:g} s; look at its disk, then try again"
+        raise Refused(message, status=503, code="config_unavailable")
 
     async def _act(self, change: Callable[[], Awaitable[T]]) -> T:
         """Make a change, then tell the fleet which models there are."""

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import trio
 from hypercorn.config import Config
-from hypercorn.events import Closed, Event, RawData
+from hypercorn.events import Closed, Event, RawData, Updated
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import AppWrapper, ConnectionState
@@ -28,16 +28,18 @@ log = logging.getLogger(__name__)
 Pages = QuartTrio
 
 BACKLOG = 1024
-# The door, or a few programs of operators, keep fewer connections than this; the rest is a leak, which must not take
-# every descriptor with it.
+# The door keeps fewer connections than this; the rest is a leak, which must not take every descriptor with it.
 MAX_CONNECTIONS = 1024
 # A client may read slowly, and the door as slowly as its client. Past this it is gone for all purposes.
 WRITE_SECONDS = 60.0
 # What hypercorn gets to finish its bookkeeping of a connection, and what a dead one gets before its tasks are ended.
 SETTLE_SECONDS = 5.0
 LINGER_SECONDS = 1.0
+MAX_READ_BYTES = 64 * 1024
 # Longer than the door keeps an idle connection, so that it is never closed while a request is on its way.
 KEEP_ALIVE_SECONDS = 75
+# From the first byte of a head to its last.
+HEAD_SECONDS = 10.0
 # The door's own limit for a head is 64 KiB, and it adds headers of its own.
 MAX_HEAD_BYTES = 80 * 1024
 # Forms and nothing else come here.
@@ -52,6 +54,7 @@ async def serve_pages(
     at: str | socket.socket,
     *,
     drain_seconds: float,
+    max_connections: int = MAX_CONNECTIONS,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve ``app`` until cancelled; then running answers have ``drain_seconds`` to end, and idle connections none.
@@ -68,7 +71,12 @@ async def serve_pages(
     # of its accept loop, ten times a second while there are no descriptors
     logging.getLogger("trio.serve_listeners").addFilter(ACCEPTING)
     config = _protocol_config()
-    connections = _Connections(app=wrap_app(cast("Any", app), 0, "asgi"), config=config, drain_seconds=drain_seconds)
+    connections = _Connections(
+        app=wrap_app(cast("Any", app), 0, "asgi"),
+        config=config,
+        drain_seconds=drain_seconds,
+        max_connections=max_connections,
+    )
     with open_socket_file(at, backlog=BACKLOG) if isinstance(at, str) else at as listening:
         listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
         async with trio.open_nursery() as nursery:
@@ -86,7 +94,6 @@ def _protocol_config() -> Config:
     config.errorlog = log
     config.accesslog = None
     config.include_server_header = False
-    config.keep_alive_timeout = KEEP_ALIVE_SECONDS
     config.h11_max_incomplete_size = MAX_HEAD_BYTES
     # hypercorn's read_timeout counts the client's silence while an answer streams: it would cut every long one.
     config.read_timeout = None
@@ -100,6 +107,7 @@ class _Connections:
     app: AppWrapper
     config: Config
     drain_seconds: float
+    max_connections: int
     context: WorkerContext = field(default_factory=lambda: WorkerContext(None))
     live: set[trio.SocketStream] = field(default_factory=set)
     stopping: trio.Event = field(default_factory=trio.Event)
@@ -124,8 +132,8 @@ class _Connections:
 
     async def converse(self, stream: trio.SocketStream) -> None:
         """One connection from its first byte to its last. No exception leaves: it ends this connection and no other."""
-        if len(self.live) >= MAX_CONNECTIONS:
-            log.error("the pages have %d connections and take no more", MAX_CONNECTIONS)
+        if len(self.live) >= self.max_connections:
+            log.error("the pages have %d connections and take no more", self.max_connections)
             stream.socket.close()
             return
         self.live.add(stream)
@@ -141,11 +149,14 @@ class _Connections:
 
 
 class _Connection(TCPServer):
-    """hypercorn's conversation on one connection, with two bounds it lacks: on a write, and on what outlives it."""
+    """hypercorn's conversation on one connection, with three bounds it lacks: on a head that has begun, on a write, and
+    on what outlives it."""
 
     def __init__(self, app: AppWrapper, config: Config, context: WorkerContext, stream: trio.SocketStream) -> None:
         super().__init__(app, config, context, ConnectionState({}), cast("Any", stream))
         self.over = trio.Event()
+        # between two requests, and before the first
+        self.idle = trio.CancelScope(deadline=trio.current_time() + KEEP_ALIVE_SECONDS)
 
     async def run(self) -> None:
         async with trio.open_nursery() as nursery:
@@ -168,6 +179,8 @@ class _Connection(TCPServer):
                 self.stream.socket.close()
                 await self.protocol.handle(Closed())
         else:
+            if isinstance(event, Updated) and event.idle:
+                self.idle = trio.CancelScope(deadline=trio.current_time() + KEEP_ALIVE_SECONDS)
             # quart-trio cancels the request's task as soon as it hears of the end, which is in the middle of this call:
             # without the shield no idle timer is started, and "Connection: close" never closes.
             with trio.CancelScope(shield=True, deadline=trio.current_time() + SETTLE_SECONDS):
@@ -183,9 +196,30 @@ class _Connection(TCPServer):
             return True
         return False
 
+    async def _idle_timeout(self) -> None:
+        with self.idle:
+            await self.context.terminated.wait()
+        with trio.CancelScope(shield=True):
+            await self._initiate_server_close()
+
     async def _read_data(self) -> None:
-        await super()._read_data()
+        while (data := await self._read()) is not None:
+            # Of what is behind a head it has no effect: by then nothing is idle.
+            self.idle.deadline = min(self.idle.deadline, trio.current_time() + HEAD_SECONDS)
+            await self.protocol.handle(RawData(data))
+            if not data:
+                break
+        await self.protocol.handle(Closed())
+        # Else the place of who has left would be taken for as long as what lingers may.
+        await self.idle_task.stop()
         self.over.set()
+
+    async def _read(self) -> bytes | None:
+        """What comes next; nothing at the client's end, None at ours or without one."""
+        try:
+            return bytes(await self.stream.receive_some(MAX_READ_BYTES))
+        except (trio.BrokenResourceError, trio.ClosedResourceError):
+            return None
 
     async def _close(self) -> None:
         self.over.set()

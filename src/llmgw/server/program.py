@@ -19,6 +19,7 @@ from pathlib import Path
 import trio
 
 from llmgw.admin.manage import create_app
+from llmgw.config.addresses import show_listen
 from llmgw.config.changes import changed, take_changes
 from llmgw.config.load_server import LoadedServer, load_server
 from llmgw.config.server import Listen, ServerConfig
@@ -123,16 +124,20 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             root.start_soon(_watch_signals, stopping, half)
             root.start_soon(_watch_reload, manage)
             await root.start(serve_server, half)
-            log.warning("serving clients at %s; %s", half.base_url, _describe(config, len(known)))
+            log.warning("serving clients at %s; %s", half.base_url, _describe(sockets, len(known)))
             await stopping.wait()
             await half.drain(half.config.timeouts.drain)
             root.cancel_scope.cancel()
 
 
-def _describe(config: ServerConfig, known: int) -> str:
-    agents, operators = config.agent_listen, config.admin_listen
+def _describe(sockets: Sockets, known: int) -> str:
+    # As they are, not as they were written: port 0 takes any.
+    agents, operators = (
+        show_listen(Listen(host=host, port=port))
+        for host, port, *_ in (sockets.agents.getsockname(), sockets.operators.getsockname())
+    )
     nodes = f", {known} known" if known else ""
-    return f"agents dial {agents.host}:{agents.port}{nodes}; llmgw ctl asks {operators.host}:{operators.port}"
+    return f"agents dial {agents}{nodes}; llmgw ctl asks {operators}"
 
 
 async def _watch_signals(stopping: trio.Event, half: ServerHalf) -> None:
@@ -169,7 +174,10 @@ class Rereading:
 
     async def read(self) -> Reread:
         """What it says now. ConfigError when that can't be used."""
-        found = await trio.to_thread.run_sync(lambda: load_server(self.path, engines=self.engines))
+        # A disk that does not answer must not keep who asks.
+        found = await trio.to_thread.run_sync(
+            lambda: load_server(self.path, engines=self.engines), abandon_on_cancel=True
+        )
         applied, needs_restart = changed(self.config, found.config)
 
         def apply() -> None:

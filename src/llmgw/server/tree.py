@@ -56,6 +56,8 @@ PAGES_DRAIN_SECONDS = 2.0
 # What clients get to read why their request was cut.
 LAST_WORDS_SECONDS = 0.5
 MAX_SOCKET_PATH = 100
+# Connections of the operators' port: a page that watches keeps one, and a script none.
+MAX_OPERATORS = 128
 # The collector walks everything that is alive; after start most of it stays alive for ever, so it is set aside, and the
 # young generation may grow further before a walk: a walk is a pause of every stream.
 GC_THRESHOLDS = (50_000, 20, 50)
@@ -187,7 +189,11 @@ async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] =
                 pages_up = True
                 if cluster is not None:
                     operator = functools.partial(
-                        serve_pages, cluster.operator, cluster.operator_at, drain_seconds=PAGES_DRAIN_SECONDS
+                        serve_pages,
+                        cluster.operator,
+                        cluster.operator_at,
+                        drain_seconds=PAGES_DRAIN_SECONDS,
+                        max_connections=MAX_OPERATORS,
                     )
                     await edge.start(operator)
                     agents = functools.partial(

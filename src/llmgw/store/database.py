@@ -14,9 +14,9 @@ from urllib.parse import quote
 import trio
 
 from llmgw.errors import UsageError
-from llmgw.store.faults import CLOSED, StoreFailed, explain, explained
+from llmgw.store.faults import CLOSED, StoreFailed, explain, explained, place_explained
 from llmgw.store.lanes import Lanes, Writer
-from llmgw.store.place import discard, hold_file, read_address
+from llmgw.store.place import Held, discard, hold_file, read_address
 from llmgw.store.schema import MIGRATIONS, Migration, check_ours, migrate
 from llmgw.store.writing import Write, commit_together
 
@@ -98,11 +98,17 @@ async def open_database(
     path = read_address(address)
     stack = ExitStack()
 
-    def enter() -> tuple[sqlite3.Connection, Reader]:
+    def enter() -> tuple[sqlite3.Connection, Reader, Held]:
         return stack.enter_context(_connect(path, migrations, busy_seconds))
 
     def commit(writes: Sequence[Write]) -> None:
-        commit_together(connection, writes)
+        try:
+            held.check()
+        except StoreFailed as error:
+            for write in writes:
+                write.error = StoreFailed(error.message)
+        else:
+            commit_together(connection, writes)
 
     def end() -> None:
         try:
@@ -110,7 +116,7 @@ async def open_database(
         except Exception:
             log.exception("the store %s did not close in good order", path)
 
-    connection, reader = await lanes.run(enter)
+    connection, reader, held = await lanes.run(enter)
     # What ends it is the writer's from now on: even if this were never left, nothing is closed while it is in use.
     writer = lanes.start_writer(commit, end)
     try:
@@ -125,9 +131,9 @@ async def open_database(
 @contextmanager
 def _connect(
     path: Path, migrations: Sequence[Migration], busy_seconds: float
-) -> Iterator[tuple[sqlite3.Connection, Reader]]:
-    with hold_file(path) as is_new, ExitStack() as spoilt:
-        if is_new:
+) -> Iterator[tuple[sqlite3.Connection, Reader, Held]]:
+    with hold_file(path) as held, ExitStack() as spoilt:
+        if held.is_new:
             spoilt.callback(discard, path)
         with (
             closing(_open_file(path, "rw", busy_seconds)) as writer,
@@ -135,8 +141,12 @@ def _connect(
         ):
             with explained(str(path)):
                 _prepare(writer, path, migrations)
+                # It opens what lies beside the file when it first reads: now, while that is surely the same.
+                reader.read(lambda connection: connection.execute("select 1 from sqlite_master").fetchone())
+            with place_explained(path):
+                held.learn_log()
             spoilt.pop_all()
-            yield writer, reader
+            yield writer, reader, held
 
 
 def _open_file(path: Path, mode: str, busy_seconds: float) -> sqlite3.Connection:

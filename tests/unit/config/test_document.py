@@ -1,10 +1,19 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from llmgw.config.document import MAX_FILE_BYTES, MAX_VALUES, Section, near, parse_document, read_document
+from llmgw.config.document import (
+    MAX_FILE_BYTES,
+    MAX_VALUES,
+    VALUE_CHARS,
+    Section,
+    near,
+    parse_document,
+    read_document,
+)
 from llmgw.errors import ConfigError
 
 
@@ -242,6 +251,34 @@ def test_a_yaml_bomb_is_refused_without_being_unfolded(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 30)]
     assert f"stands for more than {MAX_VALUES} values" in refusal(tmp_path, "\n".join(lines))
+
+
+def test_a_long_text_is_not_repeated_without_end_either(tmp_path: Path) -> None:
+    times = MAX_VALUES * VALUE_CHARS // 100_000 + 1
+    lines = [f"a: &a {'x' * 100_000}", *(f"b{n}: *a" for n in range(times))]
+    assert f"stands for more than {MAX_VALUES} values" in refusal(tmp_path, "\n".join(lines))
+
+
+@pytest.mark.parametrize("device", ["/dev/zero", "/dev/null", "pipe"])
+def test_what_is_no_ordinary_file_is_neither_waited_for_nor_read(tmp_path: Path, device: str) -> None:
+    path = tmp_path / device
+    if device == "pipe":
+        os.mkfifo(path)
+    with pytest.raises(ConfigError, match=rf"{path} can't be read: it is no ordinary file"):
+        read_document(path)
+
+
+def test_a_section_is_told_as_it_was_written() -> None:
+    text = (
+        "# of the file\nmodels:\n  - name: a  # first\n    args: |\n      x\n\n        y\n    # of a\n\n"
+        "  # of b\n  - {name: b,\n     args: c}  # behind\n  -   name: c\n      args: d"
+    )
+    top, _ = parse_document(text, "f")
+    assert [section.written() for section in top.sections("models")] == [
+        "name: a  # first\nargs: |\n  x\n\n    y\n# of a\n",
+        "{name: b,\n args: c}\n",
+        "name: c\nargs: d\n",
+    ]
 
 
 def test_an_alias_of_itself_is_refused(tmp_path: Path) -> None:

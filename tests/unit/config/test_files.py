@@ -79,14 +79,14 @@ def test_a_secret_file_that_can_not_be_used_is_named_and_not_shown(
 
 def test_a_secret_file_that_is_not_there_or_no_file_is_named(tmp_path: Path) -> None:
     assert value_of("@/nowhere/x") == ("default", ["/nowhere/x can't be read: No such file or directory"])
-    assert value_of(f"@{tmp_path}") == ("default", [f"{tmp_path} is no ordinary file"])
+    assert value_of(f"@{tmp_path}") == ("default", [f"{tmp_path} can't be read: Is a directory"])
     assert value_of("@x") == ("default", ["'@x' must be @ and a whole path, as @/etc/llmgw/secrets/store"])
 
 
 def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
-    assert value_of(f"@{pipe}") == ("default", [f"{pipe} is no ordinary file"])
+    assert value_of(f"@{pipe}") == ("default", [f"{pipe} can't be read: it is no ordinary file"])
 
 
 def test_a_file_that_has_to_exist_is_looked_for_once_it_is_named(tmp_path: Path) -> None:

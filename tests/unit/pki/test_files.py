@@ -321,8 +321,32 @@ def test_revoked_lines_are_added_and_read(folder: AuthorityFolder) -> None:
 
 def test_a_list_that_can_not_be_read_is_not_taken_for_an_empty_one(folder: AuthorityFolder) -> None:
     folder.revoked.mkdir()
-    with pytest.raises(LlmgwError, match=r"revoked\.txt can't be read: Is a directory"):
+    with pytest.raises(LlmgwError, match=r"revoked\.txt is a folder"):
         folder.read_revoked()
+    folder.revoked.rmdir()
+    os.mkfifo(folder.revoked)
+    with pytest.raises(LlmgwError, match=r"revoked\.txt can't be read: it is no ordinary file"):
+        folder.read_revoked()
+
+
+def test_pipes_in_the_folder_are_told_and_not_waited_for(folder: AuthorityFolder, node: Issued) -> None:
+    record = folder.record(node.certificate)
+    os.mkfifo(folder.issued / "pipe.pem")
+    issued, (damaged,) = folder.read_issued()
+    assert [facts.name for facts in issued] == [record.name.rpartition("-")[0]]
+    assert "pipe.pem can't be read: it is no ordinary file" in damaged
+    folder.certificate.unlink()
+    os.mkfifo(folder.certificate)
+    with pytest.raises(LlmgwError, match=r"ca\.pem can't be read: it is no ordinary file"):
+        folder.read_certificate()
+
+
+def test_a_list_or_a_certificate_that_has_no_end_is_not_cut(tmp_path: Path) -> None:
+    path = tmp_path / "long.pem"
+    with path.open("wb") as file:
+        file.truncate(1024 * 1024 + 1)
+    with pytest.raises(UsageError, match="larger than 1024 KiB"):
+        read_certificates(path)
 
 
 # Any certificate

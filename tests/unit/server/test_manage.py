@@ -196,6 +196,21 @@ async def test_a_model_that_is_added_is_stored_and_known(make: Make) -> None:
     assert await bench.settled() == ["new"]
 
 
+async def test_each_of_several_models_keeps_its_own_part_of_the_file(make: Make) -> None:
+    bench = await make()
+    entry = "- name: %s\n  source: /m.gguf  # mine\n  profiles: [{name: p, engine: e}]\n"
+    text = "# all\nmodels:\n" + "".join(entry % f"m{n}" for n in range(100))
+    await bench.manage.add("m.yaml", text, replace=False)
+    await bench.settled()
+    part = "name: m7\nsource: /m.gguf  # mine\nprofiles: [{name: p, engine: e}]\n"
+    assert bench.manage.model("m7").text == part
+    assert sum(len(kept.text) for kept in bench.store.kept.values()) < len(text)
+    alone = "# with a word before it\n" + text_of("alone")
+    await bench.manage.add("m.yaml", alone, replace=False)
+    await bench.settled()
+    assert bench.manage.model("alone").text == alone
+
+
 async def test_a_file_with_several_models_is_added_whole(make: Make) -> None:
     bench = await make()
     entry = "- {name: %s, source: /%s.gguf, profiles: [{name: p, engine: e}]}\n"
@@ -349,6 +364,22 @@ async def test_a_store_that_hangs_is_not_waited_for_for_ever(make: Make, mock_cl
         error = await refused(bench, text_of("new"))
     assert (error.status, error.code) == (503, "store_unavailable")
     assert "within 15 s" in error.message
+
+
+async def test_a_file_that_cannot_be_read_in_time_holds_nobody_up(make: Make, mock_clock: MockClock) -> None:
+    bench = await make()
+    bench.manage._reread = trio.sleep_forever
+    async with trio.open_nursery() as nursery:
+
+        async def late() -> None:
+            await wait_all_tasks_blocked()
+            mock_clock.jump(ACT_SECONDS + 1)
+
+        nursery.start_soon(late)
+        with pytest.raises(Refused) as caught:
+            await bench.manage.reload()
+    assert (caught.value.status, caught.value.code) == (503, "config_unavailable")
+    await bench.manage.add("m.yaml", text_of("new"), replace=False)
 
 
 async def test_an_added_model_is_removed(make: Make, a_model: Any) -> None:

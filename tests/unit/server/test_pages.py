@@ -16,6 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from llmgw.server.pages import (
     ACCEPTING,
+    HEAD_SECONDS,
     KEEP_ALIVE_SECONDS,
     LINGER_SECONDS,
     LOG_RECORDS,
@@ -162,10 +163,56 @@ async def test_a_connection_carries_many_requests_and_ends_when_idle(path: str, 
 
 async def test_a_connection_that_says_nothing_ends(path: str, mock_clock: MockClock) -> None:
     async with await trio.open_unix_socket(path) as stream:
-        await stream.send_all(b"GET / HT")
         await wait_all_tasks_blocked(0.01)
         mock_clock.jump(KEEP_ALIVE_SECONDS + 1)
         assert await read_all(stream) == b""
+
+
+@pytest.mark.parametrize("before", [0, 2])
+async def test_a_head_that_has_begun_has_less_time_to_end(path: str, mock_clock: MockClock, before: int) -> None:
+    async with await trio.open_unix_socket(path) as stream:
+        for _ in range(before):
+            await stream.send_all(GET % b"/")
+            await read_until(stream, b"hello")
+        # However long nothing was said, and however often a byte comes then.
+        await wait_all_tasks_blocked(0.01)
+        mock_clock.jump(KEEP_ALIVE_SECONDS - 2 * HEAD_SECONDS)
+        for _ in range(2):
+            await stream.send_all(b"GE")
+            await wait_all_tasks_blocked(0.01)
+            mock_clock.jump(HEAD_SECONDS / 2 + 0.1)
+        assert await read_all(stream) == b""
+    await check_it_answers(path)
+
+
+async def test_a_head_in_pieces_is_taken_and_its_body_has_its_own_time(
+    path: str, site: Site, mock_clock: MockClock
+) -> None:
+    async with await trio.open_unix_socket(path) as stream:
+        for piece in (b"GET /slow HTTP/1.1\r\n", b"Host: door\r\nContent-Length: 2\r\n\r\n", b"x"):
+            await stream.send_all(piece)
+            await wait_all_tasks_blocked(0.01)
+            mock_clock.jump(HEAD_SECONDS - 1)
+        await site.entered.wait()
+        mock_clock.jump(KEEP_ALIVE_SECONDS)
+        await stream.send_all(b"y")
+        site.release.set()
+        assert (await read_until(stream, b"at last")).startswith(b"HTTP/1.1 200")
+
+
+async def test_more_connections_than_are_kept_are_closed_at_once(site: Site, tmp_path: Path) -> None:
+    where = str(tmp_path / "pages.sock")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(partial(serve_pages, site.app, where, drain_seconds=0, max_connections=2))
+        async with await ask(where) as first, await ask(where) as second:
+            await read_until(first, b"hello")
+            await read_until(second, b"hello")
+            async with await trio.open_unix_socket(where) as third:
+                assert await read_all(third) == b""
+            await second.aclose()
+            await wait_all_tasks_blocked(0.05)
+            await check_it_answers(where)
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_client_that_asks_for_the_end_gets_it(path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import time
@@ -21,7 +22,7 @@ from llmgw.config.load_server import LoadedServer, load_server
 from llmgw.config.server import Listen
 from llmgw.errors import ConfigError, LlmgwError, UsageError
 from llmgw.pki.authority import certificate_pem, issue_server, key_pem, make_authority
-from llmgw.server.program import Rereading, _watch_reload, _watch_signals, run
+from llmgw.server.program import Rereading, Sockets, _describe, _watch_reload, _watch_signals, run
 
 
 @pytest.fixture
@@ -82,6 +83,30 @@ def test_a_list_that_was_named_and_is_not_there_is_told(
     with pytest.raises(LlmgwError, match="nowhere"):
         run(replace(loaded, config=replace(loaded.config, agent_tls=tls, auth=store)), path)
     assert "revokd.txt is not there" in caplog.text
+
+
+def make_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+async def test_a_file_that_has_become_a_pipe_is_told(path: Path) -> None:
+    half: Any = Half()
+    reading = Rereading(half=half, path=path, engines={}, config=load_server(path, engines={}).config)
+    make_pipe(path)
+    with trio.fail_after(60), pytest.raises(ConfigError, match=r"server\.yaml can't be read: it is no ordinary file"):
+        await reading.read()
+
+
+def test_the_ports_are_told_as_they_are() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as clients,
+        socket.create_server(("::1", 0), family=socket.AF_INET6) as operators,
+        socket.create_server(("0.0.0.0", 0)) as agents,
+    ):
+        said = _describe(Sockets(clients=clients, operators=operators, agents=agents), 2)
+        ours, theirs = agents.getsockname()[1], operators.getsockname()[1]
+    assert said == f"agents dial 0.0.0.0:{ours}, 2 known; llmgw ctl asks [::1]:{theirs}"
 
 
 class Half:

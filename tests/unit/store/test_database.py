@@ -131,14 +131,14 @@ async def test_the_file_is_shared_as_it_should_be(path: Path) -> None:
     async with opened(path) as database:
         await database.write(insert(1))
         modes = {each.name: each.stat().st_mode & 0o777 for each in path.parent.iterdir()}
-        assert modes == {"llmgw.db": 0o640, "llmgw.db-wal": 0o640, "llmgw.db-shm": 0o640, "llmgw.db.lock": 0o600}
+        assert modes == {"llmgw.db": 0o640, "llmgw.db-wal": 0o640, "llmgw.db-shm": 0o640}
 
         def pragmas(connection: sqlite3.Connection) -> list[Any]:
             names = ("journal_mode", "synchronous", "foreign_keys", "busy_timeout")
             return [connection.execute(f"pragma {name}").fetchone()[0] for name in names]
 
         assert await database.write(pragmas) == ["wal", 1, 1, 50]
-    assert {each.name for each in path.parent.iterdir()} == {"llmgw.db", "llmgw.db.lock"}
+    assert {each.name for each in path.parent.iterdir()} == {"llmgw.db"}
 
 
 async def test_reading_changes_nothing(path: Path) -> None:
@@ -298,7 +298,7 @@ async def test_a_migration_that_fails_leaves_an_old_file_as_it_was_and_no_new_on
     with pytest.raises(sqlite3.OperationalError):
         async with opened(path, migrations=(make_rows, fail)):
             raise AssertionError
-    assert [each.name for each in path.parent.iterdir()] == ["llmgw.db.lock"]
+    assert [each.name for each in path.parent.iterdir()] == []
     async with opened(path) as database:
         await database.write(insert(1))
     with pytest.raises(sqlite3.OperationalError):
@@ -306,6 +306,27 @@ async def test_a_migration_that_fails_leaves_an_old_file_as_it_was_and_no_new_on
             raise AssertionError
     async with opened(path) as database:
         assert await stored(database) == [1]
+
+
+@pytest.mark.parametrize("lost", ["", "-wal"])
+async def test_a_write_to_a_file_that_is_gone_is_not_called_done(path: Path, lanes: Lanes, lost: str) -> None:
+    part = path.with_name(path.name + lost)
+    away = path.with_name("away")
+    async with opened(path, lanes) as database:
+        await database.write(insert(1))
+        part.rename(away)
+        said = rf"{part.name} was removed or replaced while in use\. Put it back, or restart"
+        with pytest.raises(StoreFailed, match=said):
+            await database.write(insert(2))
+        part.touch()
+        with pytest.raises(StoreFailed, match=said):
+            await database.write(insert(2))
+        # what was there can still be looked at, and when it is back it can be written
+        assert await stored(database) == [1]
+        away.replace(part)
+        await database.write(insert(3))
+    async with opened(path, lanes) as database:
+        assert await stored(database) == [1, 3]
 
 
 async def test_a_damaged_page_is_told_and_not_answered_as_empty(path: Path) -> None:

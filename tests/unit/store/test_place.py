@@ -30,13 +30,13 @@ def test_any_other_store_is_not_of_this_version(address: str) -> None:
 def test_a_file_is_made_for_its_owner_and_group(path: Path) -> None:
     before = os.umask(0)
     try:
-        with hold_file(path) as is_new:
-            assert is_new
+        with hold_file(path) as held:
+            assert held.is_new
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o640
-    with hold_file(path) as is_new:
-        assert not is_new
+    with hold_file(path) as held:
+        assert not held.is_new
 
 
 def test_the_mode_of_a_file_that_is_there_stays(path: Path) -> None:
@@ -55,6 +55,23 @@ def test_a_second_server_is_refused_and_told_who_has_it(path: Path) -> None:
         raise AssertionError
     with hold_file(path):
         pass
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_second_name_of_the_file_is_no_second_store(path: Path, link: Callable[[Path, Path], None]) -> None:
+    other = path.with_name("other.db")
+    with hold_file(path):
+        link(path, other)
+        with pytest.raises(UsageError, match=rf"pid {os.getpid()}\) has the store \S*other\.db"), hold_file(other):
+            raise AssertionError
+    with hold_file(other):
+        pass
+
+
+def test_a_store_that_is_no_ordinary_file_is_told_and_not_waited_for(path: Path) -> None:
+    os.mkfifo(path)
+    with pytest.raises(UsageError, match="it is no ordinary file"), hold_file(path):
+        raise AssertionError
 
 
 @pytest.mark.slow
@@ -95,10 +112,7 @@ def test_a_folder_that_may_not_be_written_is_told(open_folder: Path, as_nobody: 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user, and so root")
 def test_a_file_or_a_folder_of_another_user_is_told(open_folder: Path, as_nobody: Nobody) -> None:
     path = open_folder / "llmgw.db"
-    lock = open_folder / "llmgw.db.lock"
     path.touch(0o644)
-    lock.touch()
-    lock.chmod(0o666)
     with as_nobody(), pytest.raises(UsageError, match=r"llmgw\.db: Permission denied"), hold_file(path):
         raise AssertionError
     path.chmod(0o666)

@@ -68,7 +68,12 @@ def _read(text: str, source: str) -> Address:
         host, port = parts.hostname or "", parts.port
     except ValueError:
         raise UsageError(f"{source}: {text!r} is no address; write it as http://127.0.0.1:9090") from None
-    if scheme != "http" or parts.path not in {"", "/"} or parts.query or "@" in rest or not rest:
+    odd = not rest.isprintable() or " " in rest
+    if scheme != "http" or parts.path not in {"", "/"} or parts.query or "@" in rest or not rest or odd:
         raise UsageError(f"{source}: {text!r} is no address of an operator port; write it as http://127.0.0.1:9090")
     port = port if port is not None else 80 if mark else DEFAULT_PORT
+    if port == 0:
+        raise UsageError(
+            f"{source}: port 0 is any free one: the server's log says which it took; name it with --server"
+        )
     return Address(host=DEFAULT_HOST if host in _ALL else host, port=port, source=source)

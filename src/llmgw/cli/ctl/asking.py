@@ -31,6 +31,7 @@ _MEASURED = {
 }
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+T = TypeVar("T")
 Draw = Callable[[Any], list[Block]]
 
 
@@ -73,7 +74,7 @@ def show(asked: Asked, path: str, draw: Draw, *, until: Callable[[Any], bool] = 
     answers = _answers(asked, path, until)
     try:
         if sys.stdout.isatty() and not asked.as_json:
-            _redraw(answers, draw)
+            _redraw(asked, answers, draw)
         else:
             _write_changes(asked, answers, draw)
     except KeyboardInterrupt:
@@ -83,10 +84,19 @@ def show(asked: Asked, path: str, draw: Draw, *, until: Callable[[Any], bool] = 
 
 def tell(asked: Asked, answer: bytes, draw: Draw) -> None:
     """One answer."""
+    blocks = drawn(asked.operator, answer, draw)
     if asked.as_json:
         print(answer.decode("utf-8"), flush=True)
     else:
-        write(draw(json.loads(answer)))
+        write(blocks)
+
+
+def drawn(operator: Operator, answer: bytes, use: Callable[[Any], T]) -> T:
+    """What ``use`` makes of an answer. LlmgwError when that is not of llmgw's shape: who knows what has that port."""
+    try:
+        return use(json.loads(answer))
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise operator.stranger(f"an answer to no question of llmgw: {type(error).__name__}") from error
 
 
 def _answers(asked: Asked, path: str, until: Callable[[Any], bool]) -> Iterator[bytes | NoAnswer]:
@@ -94,7 +104,7 @@ def _answers(asked: Asked, path: str, until: Callable[[Any], bool]) -> Iterator[
     answer = asked.operator.ask("GET", path)
     while True:
         yield answer
-        if until(json.loads(answer)):
+        if drawn(asked.operator, answer, until):
             return
         while True:
             asked.sleep(WATCH_SECONDS)
@@ -105,14 +115,14 @@ def _answers(asked: Asked, path: str, until: Callable[[Any], bool]) -> Iterator[
                 yield silence
 
 
-def _redraw(answers: Iterator[bytes | NoAnswer], draw: Draw) -> None:
+def _redraw(asked: Asked, answers: Iterator[bytes | NoAnswer], draw: Draw) -> None:
     from rich.live import Live
 
     blocks: list[Block] = []
     with Live(auto_refresh=False) as live:
         for answer in answers:
             if isinstance(answer, bytes):
-                blocks = draw(json.loads(answer))
+                blocks = drawn(asked.operator, answer, draw)
                 live.update(paint(blocks), refresh=True)
             else:
                 live.update(paint([*blocks, "", f"(as it was) {answer.message}"]), refresh=True)
@@ -127,13 +137,13 @@ def _write_changes(asked: Asked, answers: Iterator[bytes | NoAnswer], draw: Draw
                 click.echo(f"llmgw: {answer.message}", err=True)
             before = answer.message
             continue
-        facts = json.loads(answer)
-        if _lasting(facts) != before:
+        blocks, lasting = drawn(asked.operator, answer, lambda facts: (draw(facts), _lasting(facts)))
+        if lasting != before:
             if asked.as_json:
                 print(answer.decode("utf-8"), flush=True)
             else:
-                print(plain(draw(facts)), end="\n\n", flush=True)
-        before = _lasting(facts)
+                print(plain(blocks), end="\n\n", flush=True)
+        before = lasting
 
 
 def _lasting(value: Any) -> Any:

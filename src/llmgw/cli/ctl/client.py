@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
@@ -17,6 +19,28 @@ MAX_ANSWER_BYTES = 64 * 1024 * 1024
 
 class NoAnswer(LlmgwError):  # noqa: N818 - named by what happens next, like all of them
     """Nothing answers there now; it may later."""
+
+
+class _Impatient(socket.socket):
+    """A connection with one limit for all that is read: a server that drips would begin it anew with each byte."""
+
+    until = 0.0
+
+    @classmethod
+    def connect_to(cls, host: str, port: int, *, until: float) -> _Impatient:
+        made = cls(fileno=socket.create_connection((host, port), timeout=_left(until)).detach())
+        made.until = until
+        made.settimeout(_left(until))
+        return made
+
+    def recv_into(self, *args: Any) -> int:
+        self.settimeout(_left(self.until))
+        return super().recv_into(*args)
+
+
+def _left(until: float) -> float:
+    # A limit of 0 would mean not to wait at all, which is another error.
+    return max(until - time.monotonic(), 0.001)
 
 
 class Operator:
@@ -34,7 +58,7 @@ class Operator:
             raise UsageError(f"that is more than the {MAX_BODY_BYTES // 1024} KiB that the operator port takes")
         status, kind, answer = self._exchange(method, path, text)
         if kind != "application/json":
-            raise self._stranger(f"{status} {kind or 'without a type'}")
+            raise self.stranger(f"{status} {kind or 'without a type'}")
         if status >= 300:
             raise self._told_no(answer)
         return answer
@@ -43,25 +67,29 @@ class Operator:
         import http.client  # brings ssl along, which --help can do without
 
         at = self.address
-        connection = http.client.HTTPConnection(at.host, at.port, timeout=self._timeout_seconds)
+        connection = http.client.HTTPConnection(at.host, at.port)
+        until = time.monotonic() + self._timeout_seconds
         try:
+            connection.sock = _Impatient.connect_to(at.host, at.port, until=until)
             headers = {"Content-Type": "application/json"} if body is not None else {}
             connection.request(method, path, body, headers)
             response = connection.getresponse()
             answer = response.read(MAX_ANSWER_BYTES + 1)
         except TimeoutError:
             raise NoAnswer(f"{at.url} ({at.source}) did not answer within {self._timeout_seconds:g} s") from None
+        except UnicodeError:
+            raise UsageError(f"{at.url} ({at.source}): {at.host!r} can't be the name of a machine") from None
         except OSError as error:
             raise NoAnswer(
                 f"nothing answers at {at.url} ({at.source}): {error.strerror or error}. "
                 "Start it there with `llmgw server`, or say where it is with --server URL or LLMGW_ADMIN"
             ) from None
         except http.client.HTTPException:
-            raise self._stranger("no HTTP") from None
+            raise self.stranger("no HTTP") from None
         finally:
             connection.close()
         if len(answer) > MAX_ANSWER_BYTES:
-            raise self._stranger("more than 64 MiB")
+            raise self.stranger("more than 64 MiB")
         return response.status, response.headers.get_content_type() if response.headers else "", answer
 
     def _told_no(self, answer: bytes) -> LlmgwError:
@@ -69,10 +97,11 @@ class Operator:
             error = json.loads(answer)["error"]
             message, problems = str(error["message"]), [_problem(each) for each in error.get("problems", ())]
         except (ValueError, KeyError, TypeError, AttributeError):
-            return self._stranger("an error that is not llmgw's")
+            return self.stranger("an error that is not llmgw's")
         return ConfigError(problems) if problems else LlmgwError(message)
 
-    def _stranger(self, got: str) -> LlmgwError:
+    def stranger(self, got: str) -> LlmgwError:
+        """What to say of an answer that no llmgw gives; ``got`` says what it is."""
         return LlmgwError(
             f"what answers at {self.address.url} ({self.address.source}) is no operator port of llmgw ({got}): "
             "another program has that port; say where the server is with --server URL or LLMGW_ADMIN"

@@ -65,11 +65,11 @@ def write(blocks: Iterable[Block]) -> None:
 
 def plain(blocks: Iterable[Block]) -> str:
     """Aligned columns, two spaces apart, nothing wrapped."""
-    return "\n".join(_plain_grid(block) if isinstance(block, Grid) else block for block in blocks)
+    return "\n".join(_plain_grid(block) if isinstance(block, Grid) else shown(block) for block in blocks)
 
 
 def _plain_grid(grid: Grid) -> str:
-    lines = (grid.columns, *grid.rows)
+    lines = (grid.columns, *(tuple(map(shown, row)) for row in grid.rows))
     widths = [max(len(line[index]) for line in lines) for index in range(len(grid.columns))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
@@ -85,13 +85,13 @@ def paint(blocks: Iterable[Block]) -> Group:
     painted: list[Table | Text] = []
     for block in blocks:
         if isinstance(block, str):
-            painted.append(Text(block))
+            painted.append(Text(shown(block)))
             continue
         table = Table(box=None, pad_edge=False, header_style="bold")
         for column in block.columns:
             table.add_column(column, overflow="fold")
         for row in block.rows:
             # Text, not markup: a name with [brackets] is a name.
-            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in map(shown, row)))
         painted.append(table)
     return Group(*painted)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from typing import Any
 
 import click
 
-from llmgw.cli.ctl.asking import Asked, operator_options, show, tell
-from llmgw.cli.ctl.client import as_word
+from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show, tell
+from llmgw.cli.ctl.client import MAX_BODY_BYTES, as_word
 from llmgw.cli.ctl.drawing import Block, shown
 from llmgw.cli.ctl.model_show import draw as draw_model
 from llmgw.cli.ctl.models import draw as draw_models
@@ -35,7 +34,7 @@ def command(*, file: str, replace: bool, asked: Asked) -> None:
     answer = asked.operator.ask("POST", "/models", body)
     tell(asked, answer, draw)
     if asked.watch:
-        names = [model["name"] for model in json.loads(answer)["models"]]
+        names = drawn(asked.operator, answer, lambda facts: [str(model["name"]) for model in facts["models"]])
         if len(names) == 1:
             show(asked, f"/models/{as_word(names[0])}", draw_model)
         else:
@@ -56,9 +55,11 @@ def draw(answer: Any) -> list[Block]:
 def _read(file: str) -> str:
     try:
         with click.open_file(file, "rb") as opened:
-            raw = opened.read()
+            raw = opened.read(MAX_BODY_BYTES + 1)
     except OSError as error:
         raise UsageError(f"{file} can't be read: {error.strerror}") from None
+    if len(raw) > MAX_BODY_BYTES:
+        raise UsageError(f"{file} is larger than {MAX_BODY_BYTES // 1024} KiB: not a definition")
     try:
         return str(raw, "utf-8-sig")
     except UnicodeDecodeError as error:

@@ -50,11 +50,20 @@ def test_an_address_may_be_written_in_several_ways(text: str, url: str) -> None:
         "",
         "a@b:1",
         "gw:70000",
+        "http://a b",
+        "http://a\tb:1",
+        "http://a\x7fb:1",
     ],
 )
 def test_what_is_no_such_address_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(UsageError, match=r"--server: .* write it as http://127\.0\.0\.1:9090"):
         find(text)
+
+
+def test_port_0_is_no_port_to_ask_at(tmp_path: Path) -> None:
+    path = written(tmp_path, "admin_listen: 127.0.0.1:0\n")
+    with pytest.raises(UsageError, match=r"admin_listen of .*: port 0 is any free one: the server's log says"):
+        find(config=path)
 
 
 def test_what_is_said_last_wins(tmp_path: Path) -> None:

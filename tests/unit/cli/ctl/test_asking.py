@@ -141,3 +141,49 @@ def test_a_pipe_gets_plain_text_until_ctrl_c(port: Any) -> None:
     _, err = program.communicate(timeout=PATIENCE_SECONDS)
     assert (program.returncode, err) == (0, b"")
     assert b"\x1b" not in got
+
+
+ODD = [
+    b"[]",
+    b"5",
+    b"null",
+    b'"x"',
+    b"not json",
+    b"\xff",
+    b"[" * 100_000,
+    b'{"nodes": 5, "models": 5, "replicas": 5}',
+    b'{"nodes": [5], "models": [5], "replicas": [5]}',
+    b'{"nodes": [{"node": "n", "state": "ready", "replicas": [], "heard_seconds_ago": NaN}], "models": [{}]}',
+]
+
+
+@pytest.mark.parametrize("body", ODD, ids=lambda body: body[:12].decode("latin-1"))
+@pytest.mark.parametrize(
+    ("words", "path"),
+    [
+        ("status", "GET /status"),
+        ("nodes", "GET /nodes"),
+        ("nodes --watch", "GET /nodes"),
+        ("models --json", "GET /models"),
+        ("replicas", "GET /replicas"),
+        ("model show m", "GET /models/m"),
+        ("model rm m --watch", "DELETE /models/m"),
+        ("reload", "POST /reload"),
+    ],
+)
+def test_a_server_that_is_another_is_told_and_is_no_traceback(
+    port: Any, ctl: Any, words: str, path: str, body: bytes
+) -> None:
+    port.will_say(*path.split(), 200, "application/json", body)
+    ended = ctl(*words.split())
+    assert (ended.status, ended.out) == (1, "")
+    assert "is no operator port of llmgw" in ended.err
+    assert "Traceback" not in ended.err
+
+
+def test_nothing_that_a_server_says_moves_the_cursor(port: Any, ctl: Any) -> None:
+    model = {"name": "m\x1b[2J", "serving": True, "ready": "\x1b[2J", "wanted": 1, "status": "ready", "aliases": []}
+    port.will_answer("GET", "/models", {"models": [model]})
+    ended = ctl("models")
+    assert ended.status == 0
+    assert "\x1b" not in ended.out

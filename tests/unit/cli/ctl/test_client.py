@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import socket
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -58,6 +59,39 @@ def test_a_server_that_hangs_is_not_waited_for_for_ever() -> None:
         operator = Operator(Address(host=host, port=number, source="the default"), timeout_seconds=0.05)
         with pytest.raises(NoAnswer, match=r"\(the default\) did not answer within 0\.05 s"):
             operator.ask("GET", "/nodes")
+
+
+def drip(listener: socket.socket, begin: bytes, over: threading.Event) -> None:
+    """Answer a byte at a time, and never come to the end."""
+    connection, _ = listener.accept()
+    with connection, suppress(OSError):
+        connection.sendall(begin)
+        while not over.wait(0.02):
+            connection.sendall(b"x")
+
+
+@pytest.mark.parametrize(
+    "begin", [b"HTTP/1.1 200 OK\r\nX-Head: ", b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n"]
+)
+def test_a_server_that_drips_has_no_more_time_than_one_that_hangs(begin: bytes) -> None:
+    over = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        dripping = threading.Thread(target=drip, args=(listener, begin, over))
+        dripping.start()
+        host, number = listener.getsockname()
+        operator = Operator(Address(host=host, port=number, source="the default"), timeout_seconds=0.3)
+        try:
+            with pytest.raises(NoAnswer, match=r"did not answer within 0\.3 s"):
+                operator.ask("GET", "/nodes")
+        finally:
+            over.set()
+            dripping.join()
+
+
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_host_that_can_be_none_is_told(host: str) -> None:
+    with pytest.raises((UsageError, NoAnswer), match=host):
+        Operator(Address(host=host, port=1, source="--server")).ask("GET", "/nodes")
 
 
 def test_a_host_that_is_none_is_told() -> None:

@@ -79,6 +79,12 @@ def test_a_file_that_is_none_asks_nobody(port: Any, ctl: Any, tmp_path: Path) ->
     assert port.heard == []
 
 
+def test_a_file_without_an_end_is_not_read_to_it(port: Any, ctl: Any) -> None:
+    ended = ctl("model", "add", "-f", "/dev/zero")
+    assert (ended.status, ended.err) == (2, "llmgw: /dev/zero is larger than 1024 KiB: not a definition\n")
+    assert port.heard == []
+
+
 @pytest.mark.parametrize(("names", "path"), [(["org/m"], "/models/org%2Fm"), (["a", "b"], "/models")])
 def test_with_watch_what_was_added_is_shown(port: Any, ctl: Any, file: Path, names: list[str], path: str) -> None:
     port.will_answer("POST", "/models", {"models": [added(name) for name in names]})
