@@ -16,8 +16,6 @@ from llmgw.link.mux import HALF, MAX_STREAMS, Channel, Hello, Mux, Opening
 from llmgw.reactor.loop import Reactor
 from llmgw.reactor.transports import Plain, Transport
 
-log = logging.getLogger("llmgw.link")
-
 _RESET = os.strerror(errno.ECONNRESET)
 
 
@@ -154,8 +152,8 @@ class AgentTrunk:
     def opened(self, channel: Channel, opening: Opening) -> None:
         try:
             refusal = "going_away" if self.carrier.leaving else self._connect(channel, opening)
-        except Exception:
-            log.exception("opening a stream to %r failed", opening.shard[:200])
+        except Exception as fault:
+            self.carrier.say(logging.ERROR, f"opening a stream to {opening.shard[:200]!r} failed", fault)
             refusal = "crashed"
         if refusal:
             self.carrier.mux.reset(channel, refusal)
@@ -169,13 +167,14 @@ class AgentTrunk:
         try:
             stream.engine = Plain.connect(self._reactor, ("127.0.0.1", port), stream, connected=stream.connected)
         except OSError as error:
-            log.warning("no connection to the engine of %r: %s", opening.shard[:200], error.strerror or error)
+            reason = error.strerror or error
+            self.carrier.say(logging.WARNING, f"no connection to the engine of {opening.shard[:200]!r}: {reason}")
             return "connect_failed"
         channel.above = stream
         return ""
 
     def told_to_leave(self, reason: str) -> None:
-        log.info("%s: the server takes it out of use: %s", self.carrier.name, reason)
+        self.carrier.say(logging.INFO, f"{self.carrier.name}: the server takes it out of use: {reason}")
         self._on_goaway(reason)
 
     def over(self, reason: str) -> None:

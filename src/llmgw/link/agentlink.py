@@ -18,6 +18,8 @@ from llmgw.errors import LinkLost
 from llmgw.link.control import PONG_SECONDS, Control
 from llmgw.link.handshake import Arrival, Unwelcome
 from llmgw.link.sessions import Claim, Free, Session, Sessions, Turned
+from llmgw.link.sparing import SparingLog
+from llmgw.link.words import clean
 from llmgw.wire import (
     PROTOCOL,
     AgentMessage,
@@ -84,7 +86,15 @@ class AgentLink:
     """One link, from its accepted upgrade to its end."""
 
     def __init__(
-        self, control: Control, arrival: Arrival, *, sessions: Sessions, agents: Agents, trunks: TrunksOf, pace: Pace
+        self,
+        control: Control,
+        arrival: Arrival,
+        *,
+        sessions: Sessions,
+        agents: Agents,
+        trunks: TrunksOf,
+        pace: Pace,
+        words: SparingLog,
     ) -> None:
         self.node = arrival.node
         self.serial = arrival.serial
@@ -94,6 +104,7 @@ class AgentLink:
         self._agents = agents
         self._trunks = trunks
         self._pace = pace
+        self._words = words
         self._talk = trio.CancelScope()
         self._code: str | None = None
         self._reason: str | None = None
@@ -143,7 +154,7 @@ class AgentLink:
             await self._control.close(self._reason or "")
         except LinkLost as lost:
             # How every link ends, one way or the other; the control knows the first cause.
-            log.debug("node %s: %s", self.node, lost)
+            log.debug("node %s: %s", self.node, clean(lost.message))
         finally:
             self._control.give_up()
             if self._unfollow is not None:
@@ -153,18 +164,20 @@ class AgentLink:
         if self._session is not None:
             level = logging.WARNING if self._code == "violation" else logging.INFO
             reason = self._reason or self._control.lost
-            log.log(level, "node %s: the link from %s has ended: %s", self.node, self._peer, reason)
+            self._say(level, f"node {self.node}: the link from {self._peer} has ended: {reason}")
         elif self._reason is not None:
             raise Unwelcome(f"node {self.node}: {self._reason}")
+
+    def _say(self, level: int, text: str) -> None:
+        self._words.say(self.node, level, text, trio.current_time())
 
     async def _converse(self) -> None:
         session = self._session = await self._introduce()
         if session is None:
             return
         claim = session.claim
-        log.info(
-            "node %s is connected from %s (llmgw %s, protocol %d)", self.node, self._peer, claim.version, claim.protocol
-        )
+        what = f"llmgw {claim.version}, protocol {claim.protocol}"
+        self._say(logging.INFO, f"node {self.node} is connected from {self._peer} ({what})")
         lease_seconds = self._sessions.lease_seconds
         self._control.send(encode(Welcome(protocol=claim.protocol, session=session.token, lease_seconds=lease_seconds)))
         await self._hear(session)
@@ -274,7 +287,7 @@ class AgentLink:
             self._control.send(encode(diff(self._sent, desire)))
         except WireError as error:
             # The next set may fit again; until then the node goes on with what it has.
-            log.error("node %s can't be told what to run: %s", self.node, error)
+            self._say(logging.ERROR, f"node {self.node} can't be told what to run: {error}")
         self._sent, self._sent_at = desire, trio.current_time()
 
     def _tell_whole(self) -> None:
@@ -282,7 +295,7 @@ class AgentLink:
             try:
                 self._control.send(encode(Desired(revision=self._sent.revision, shards=self._sent.shards)))
             except WireError as error:
-                log.error("node %s can't be told what to run: %s", self.node, error)
+                self._say(logging.ERROR, f"node {self.node} can't be told what to run: {error}")
             self._sent_at = trio.current_time()
 
     def _repair(self, applied: int | None) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from llmgw.link.mux import DATA, FIN, HELLO, OPEN, RST, VIOLATION, Channel, Hello, Mux, Opening
+from llmgw.link.words import clean, trace
 from llmgw.reactor.loop import Deadline, Owner, Reactor
 from llmgw.reactor.transports import Transport
 
@@ -18,10 +19,22 @@ log = logging.getLogger("llmgw.link")
 HELLO_SECONDS = 5.0
 PING_SECONDS = 5.0
 DEAD_SECONDS = 15.0
+# A limit that is noticed so much later than it was due was missed by us: deadlines alone are half a second late.
+LATE_SECONDS = 1.0
 # Words of the trunk itself that may wait for a peer that does not read; data stops long before.
 WAITING_BYTES = 1024 * 1024 + 256 * 1024
 # A peer's words go into our log.
 FAREWELL_LENGTH = 200
+
+
+class Say(Protocol):
+    """Logs a line, which may hold a peer's words, with where ``fault`` was raised."""
+
+    def __call__(self, level: int, text: str, fault: Exception | None = None) -> None: ...
+
+
+def _log(level: int, text: str, fault: Exception | None = None) -> None:
+    log.log(level, "%s%s", clean(text), trace(fault) if fault is not None else "")
 
 
 class Above(Protocol):
@@ -73,6 +86,8 @@ class Carrier:
 
     __slots__ = (
         "_attached",
+        "_behind",
+        "_due",
         "_farewell",
         "_pulse",
         "_reactor",
@@ -87,23 +102,26 @@ class Carrier:
         "mux",
         "name",
         "over",
+        "say",
     )
 
     below: Transport
 
-    def __init__(self, reactor: Reactor, mux: Mux, role: Role, *, name: str) -> None:
-        """``name`` stands in the log."""
+    def __init__(self, reactor: Reactor, mux: Mux, role: Role, *, name: str, say: Say | None = None) -> None:
+        """``name`` stands in the log. ``say``: logs a line of a level; it may withhold some."""
         self._reactor = reactor
         self._role = role
         self.mux = mux
         self.name = name
         self.heard_at = 0.0
         self.leaving = self.over = False
-        self._attached = self._scheduled = False
+        self._attached = self._scheduled = self._behind = False
+        self.say: Say = say or _log
         # why the peer wants no new streams here
         self._farewell: str | None = None
         self._settling: dict[Above, None] = {}
         self._pulse = Deadline(reactor, self, self._beat)
+        self._due = 0.0
         self._stuck_pending = 0
         self._stuck_since = 0.0
 
@@ -116,10 +134,15 @@ class Carrier:
             return below.abort()
         # not the time of the last turn: of a loop with nothing to do that may be long ago
         self.heard_at = self._reactor.clock()
-        self._pulse.set(self.heard_at + HELLO_SECONDS)
+        self._beat_at(self.heard_at + HELLO_SECONDS)
         # at once: whatever else may be said has to come after it
         self.mux.say_hello(node=node, session=session)
         self._flush()
+
+    @property
+    def attached(self) -> bool:
+        """Whether there is a connection below."""
+        return self._attached
 
     # -- from below
 
@@ -127,6 +150,9 @@ class Carrier:
         if self.over:
             return
         self.heard_at = self._reactor.now
+        self._hear(data)
+
+    def _hear(self, data: bytes) -> None:
         mux = self.mux
         for kind, channel, payload in mux.feed(data):
             if kind == DATA:
@@ -145,6 +171,20 @@ class Carrier:
                 self._role.opened(channel, payload)
         if not self._scheduled and (self.leaving or not mux.idle):
             self.schedule()
+        if mux.behind and not self.over:
+            # The rest in a piece of its own, and nothing more until then: others are waiting.
+            if not self._behind:
+                self._behind = True
+                self.below.pause()
+            self._reactor.call_soon(self, self._catch_up)
+
+    def _catch_up(self) -> None:
+        if not self._behind or self.over:
+            return
+        self._hear(b"")
+        if not self.mux.behind and not self.over:
+            self._behind = False
+            self.below.resume()
 
     def settle_soon(self, above: Above) -> None:
         """Call ``settle`` after what is in hand: the accounts count frames that their stream has yet to be given."""
@@ -166,11 +206,11 @@ class Carrier:
         if kind == VIOLATION:
             self.refuse(payload)
         elif kind == HELLO:
-            self._pulse.set(self.heard_at + PING_SECONDS)
+            self._beat_at(self.heard_at + PING_SECONDS)
             self._role.greeted(payload)
         else:
             self.leaving = True
-            self._farewell = payload[:FAREWELL_LENGTH] or "it did not say why"
+            self._farewell = clean(payload, FAREWELL_LENGTH) or "it did not say why"
             self._role.told_to_leave(self._farewell)
 
     def _guarded(self, above: Above, call: Callable[..., None], *args: Any) -> None:
@@ -181,16 +221,20 @@ class Carrier:
 
     def _crashed(self, above: Above, error: Exception) -> None:
         """What one stream raises ends that stream; its neighbours on the trunk have done nothing."""
-        log.error("a callback of %s failed", type(above).__name__, exc_info=error)
+        self.say(logging.ERROR, f"a callback of {type(above).__name__} failed", error)
         try:
             above.crash(error)
-        except Exception:
-            log.exception("and ending it failed too")
+        except Exception as another:
+            self.say(logging.ERROR, "and ending it failed too", another)
 
     def ended(self) -> None:
-        self._end("the other end closed the trunk")
+        # it is told again when all that came before has been read
+        if not self._behind:
+            self._end("the other end closed the trunk")
 
     def lost(self, reason: str) -> None:
+        while self.mux.behind and not self.over:
+            self._hear(b"")
         self._end(reason)
 
     def drained(self) -> None:
@@ -247,9 +291,19 @@ class Carrier:
         deadline.set(self._reactor.now + seconds)
         return deadline
 
+    def _beat_at(self, when: float) -> None:
+        self._due = when
+        self._pulse.set(when)
+
     def _beat(self) -> None:
         now = self._reactor.now
         mux = self.mux
+        if now - self._due >= LATE_SECONDS:
+            # we were stopped, the peer perhaps with us, and what it said since may not have been read yet
+            self.heard_at = max(self.heard_at, now - PING_SECONDS)
+            self._stuck_since = now
+            if not mux.greeted:
+                return self._beat_at(now + HELLO_SECONDS)
         if not mux.greeted:
             return self.refuse(f"no HELLO within {HELLO_SECONDS:g} s")
         silent = now - self.heard_at
@@ -260,9 +314,9 @@ class Carrier:
         if silent >= PING_SECONDS:
             mux.ping()
             self.schedule()
-            self._pulse.set(min(self.heard_at + DEAD_SECONDS, now + PING_SECONDS))
+            self._beat_at(min(self.heard_at + DEAD_SECONDS, now + PING_SECONDS))
         else:
-            self._pulse.set(self.heard_at + PING_SECONDS)
+            self._beat_at(self.heard_at + PING_SECONDS)
 
     def _stuck(self, now: float) -> bool:
         """A peer that talks but does not read is as good as dead; one that reads slowly is not."""
@@ -285,10 +339,11 @@ class Carrier:
 
     def refuse(self, reason: str) -> None:
         """End the trunk now, and tell the peer why, if it listens."""
+        reason = clean(reason)
         if not self.over and self.mux.blocked:
             self.fail(reason)
         elif not self.over:
-            log.warning("%s: closed: %s", self.name, reason)
+            self.say(logging.WARNING, f"{self.name}: closed: {reason}")
             # what the streams had to say is for a peer that is not trusted any more
             self.mux.take()
             self.mux.go_away(reason)
@@ -298,8 +353,9 @@ class Carrier:
 
     def fail(self, reason: str) -> None:
         """End the trunk at once."""
+        reason = clean(reason)
         if not self.over:
-            log.warning("%s: lost: %s", self.name, reason)
+            self.say(logging.WARNING, f"{self.name}: lost: {reason}")
             self._finish(reason)
             if self._attached:
                 self.below.abort()
@@ -315,7 +371,7 @@ class Carrier:
         if not self.over:
             if self._farewell is not None:
                 reason = f"{reason} ({self._farewell})"
-            log.info("%s: closed: %s", self.name, reason)
+            self.say(logging.INFO, f"{self.name}: closed: {reason}")
             self.below.close(linger=True)
             self._finish(reason)
 

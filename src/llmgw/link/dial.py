@@ -17,6 +17,7 @@ from llmgw.errors import LinkLost
 from llmgw.link.control import Tap, ask_upgrade
 from llmgw.link.explain import explain_dial, is_wrong_name, list_names, name_address
 from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, ClientContexts
+from llmgw.link.words import clean
 
 TlsStream = trio.SSLStream[trio.SocketStream]
 
@@ -39,10 +40,11 @@ class Pace:
     """How long each step of a dial may take, and how long the next dial waits, in seconds.
 
     Waits double from ``first_wait`` to ``most_wait``, and are drawn from half to one and a half of that: a server that
-    begins anew waits some time for the nodes that it knew (``server/program.py``). A connection that stood for ``good`` begins them anew: what ends
-    it is news, not the next of a row. ``welcome`` leaves the server time to ask another agent of this name whether it
-    lives. A trouble that lasts is told each ``repeat``. ``ping``: of silence, before the server is asked whether it
-    hangs; it says nothing by itself, and a network that is gone is found without (``LOST_NETWORK``).
+    begins anew waits some time for the nodes that it knew (``server/program.py``). A connection that stood for ``good``
+    begins them anew: what ends it is news, not the next of a row. ``welcome`` leaves the server time to ask another
+    agent of this name whether it lives. A trouble that lasts is told each ``repeat``. ``ping``: of silence, before the
+    server is asked whether it hangs; it says nothing by itself, and a network that is gone is found without
+    (``LOST_NETWORK``).
     """
 
     connect: float = 10.0
@@ -161,4 +163,4 @@ def explain_rejection(way: Way, rejected: ConnectionRejected) -> str:
         said = str(json.loads(rejected.body or b"")["error"]["message"])
     except (ValueError, TypeError, KeyError, LookupError):
         said = "it gave no reason"
-    return f"{way.name} refuses this node (status {rejected.status_code}): {ascii(said[:500])[1:-1]}"
+    return f"{way.name} refuses this node (status {rejected.status_code}): {clean(said, 500)}"

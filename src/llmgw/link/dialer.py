@@ -38,6 +38,7 @@ from llmgw.link.dial import (
 )
 from llmgw.link.explain import check_own
 from llmgw.link.tls import Credentials, client_contexts, hand_over
+from llmgw.link.words import clean, trace
 from llmgw.reactor.loop import Reactor
 from llmgw.wire import (
     PROTOCOL,
@@ -203,7 +204,7 @@ class Dialer:
             try:
                 session: Session = await nursery.start(self._run_link)
             except LinkLost as lost:
-                self._why = lost.message
+                self._why = clean(lost.message)
                 complaints.say(lost.message)
             else:
                 complaints.forget()
@@ -240,7 +241,7 @@ class Dialer:
             if stream is not None:
                 await trio.aclose_forcefully(stream)
         if failure is not None and not isinstance(failure, LlmgwError):
-            log.error("the link to the server failed", exc_info=failure)
+            log.error("the link to the server failed%s", trace(failure))
         if session is None and failure is not None:
             raise failure if isinstance(failure, LinkLost) else DialFailed(_words(failure))
 
@@ -282,7 +283,7 @@ class Dialer:
             case Welcome(protocol=protocol):
                 raise DialFailed(f"{way.name} speaks protocol {protocol}, this agent {PROTOCOL}: upgrade the older one")
             case Refused(code=code, reason=reason):
-                raise DialFailed(f"{way.name} refuses this node ({code}): {_safe(reason)}")
+                raise DialFailed(f"{way.name} refuses this node ({code}): {clean(reason)}")
             case None:
                 raise DialFailed(f"{way.name} gave no welcome within {self._pace.welcome:g} s")
         raise DialFailed(f"{way.name} said {type(answer).__name__} where a welcome was due")
@@ -300,10 +301,10 @@ class Dialer:
                 case Desired() | DesiredDelta():
                     self._take(session, message)
                 case Goaway(reason=reason):
-                    log.info("the server asks for another link: %s", _safe(reason))
+                    log.info("the server asks for another link: %s", clean(reason))
                     session.ending.set()
                 case Refused(code=code, reason=reason):
-                    raise WireError(f"the server has ended the link ({code}): {_safe(reason)}")
+                    raise WireError(f"the server has ended the link ({code}): {clean(reason)}")
                 case Welcome():
                     raise WireError("the server said welcome twice")
 
@@ -311,7 +312,7 @@ class Dialer:
         specs = message.shards if isinstance(message, Desired) else message.put
         for spec in specs:
             if spec.node != self._config.node:
-                raise WireError(f"the server desires shard {_safe(spec.id)} of node {_safe(spec.node)} here")
+                raise WireError(f"the server desires shard {clean(spec.id)} of node {clean(spec.node)} here")
         desire = patch(session.desire, message, node=NodeId(self._config.node))
         if desire is not None:
             session.desire, session.asked_whole = desire, False
@@ -333,8 +334,8 @@ class Dialer:
                 complaints.forget()
             except LinkLost as lost:
                 complaints.say(lost.message)
-            except Exception:
-                log.exception("a trunk failed; trying again")
+            except Exception as fault:
+                log.error("a trunk failed; trying again%s", trace(fault))
             if self._leaving:
                 return
             await trio.sleep(backoff.draw(lived_seconds=trio.current_time() - began))
@@ -393,7 +394,7 @@ class Complaints:
         now = trio.current_time()
         if text != self._last or now - self._at >= self._repeat_seconds:
             self._last, self._at = text, now
-            log.warning("%s: %s", self._what, text)
+            log.warning("%s: %s", self._what, clean(text))
 
     def forget(self) -> None:
         """It is over: the same again would be news."""
@@ -407,9 +408,4 @@ def _first(group: BaseExceptionGroup[E]) -> E:
 
 
 def _words(error: Exception) -> str:
-    return error.message if isinstance(error, LlmgwError) else f"{type(error).__name__}: {_safe(str(error))}"
-
-
-def _safe(text: str) -> str:
-    """What the other end wrote, as it may stand in a log."""
-    return ascii(text[:500])[1:-1]
+    return clean(error.message if isinstance(error, LlmgwError) else f"{type(error).__name__}: {error}")

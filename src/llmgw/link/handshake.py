@@ -15,6 +15,7 @@ from llmgw.core.node import NodeId
 from llmgw.errors import LinkLost, LlmgwError
 from llmgw.link.control import NODE_HEADER, PATH, Tap, read_upgrade
 from llmgw.link.refusals import explain_tls
+from llmgw.link.words import clean
 
 # After our last word the peer may still be sending; closing on unread bytes resets the connection, and the reset can
 # overtake the word.
@@ -67,6 +68,8 @@ def read_name(certificate: Mapping[str, Any]) -> NodeId:
     names = [value for part in certificate["subject"] for key, value in part if key == "commonName"]
     if len(names) != 1 or not names[0]:
         raise Unwelcome(f"its certificate has {len(names)} common names; it needs one, the node's id")
+    if not names[0].isprintable():
+        raise Unwelcome(f"its certificate's common name, {names[0]!a}, can't be a node's id")
     return NodeId(names[0])
 
 
@@ -184,6 +187,6 @@ def check_claim(request: WebSocketRequest, node: NodeId) -> Rejection | None:
     claims = [value for name, value in request.headers if name.lower() == NODE_HEADER.encode()]
     if claims == [node.encode()]:
         return None
-    claimed = " and ".join(ascii(claim[:100].decode("utf-8", "replace"))[1:-1] for claim in claims[:3]) or "none"
+    claimed = " and ".join(clean(claim[:100].decode("utf-8", "replace")) for claim in claims[:3]) or "none"
     message = f"the certificate is of node {node}, and the agent claims to be {claimed} ({NODE_HEADER})"
     return Rejection(status=403, code="wrong_node", message=message)

@@ -25,19 +25,22 @@ from llmgw.errors import LinkLost, LlmgwError
 from llmgw.link.agentlink import AgentLink, Agents, Pace
 from llmgw.link.control import Control, Tap
 from llmgw.link.handshake import Arrival, Floor, Rejection, Unwelcome, check_claim, linger, shake_hands, upgrade
+from llmgw.link.pending import Pending, Visit
 from llmgw.link.refusals import Refusals
 from llmgw.link.revoked import Revoked
 from llmgw.link.sessions import Attention, Sessions
+from llmgw.link.sparing import SparingLog
 from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, Credentials, QuietTls, hand_over
 from llmgw.link.trunk import Trunks
+from llmgw.link.words import clean
 from llmgw.reactor.loop import Reactor
 
 log = logging.getLogger("llmgw.link")
 
-# A handshake costs a millisecond and holds a descriptor; past these, connections wait in the kernel's queue.
-PENDING_HANDSHAKES = 64
 # After "too many open files": accepting again at once would only spin.
 REST_SECONDS = 0.5
+# Where all places of connections that have not proved themselves are taken, and deserved: until the next look.
+CROWDED_SECONDS = 0.1
 # Of one node at once, in whatever state; an agent has one link, for a moment two, and a few trunks.
 LINKS_PER_NODE = 8
 TRUNKS_PER_NODE = 32
@@ -54,18 +57,6 @@ class LinkView:
     protocol: int
     version: str
     trunks: int
-
-
-class _Slot:
-    """One of the places for connections that have not proved themselves yet."""
-
-    def __init__(self, places: trio.Semaphore) -> None:
-        self._places: trio.Semaphore | None = places
-
-    def free(self) -> None:
-        if self._places is not None:
-            self._places.release()
-            self._places = None
 
 
 class AgentPort:
@@ -91,6 +82,7 @@ class AgentPort:
         self._pace = pace
         self._sessions = Sessions(lease_seconds=lease_seconds)
         self._refusals = Refusals()
+        self._words = SparingLog(summary="%d more lines about the links of node %s within %g s; the last: %s")
         self._refused = counters.counter(
             "llmgw_agent_refusals_total", "Connections to the agents' port that were refused, or sent nonsense."
         )
@@ -98,7 +90,7 @@ class AgentPort:
         self._open: Counter[NodeId] = Counter()
         # The certificates that a node's trunks came with: they may differ from that of its link.
         self._trunk_serials: dict[NodeId, set[int]] = {}
-        self._places = trio.Semaphore(PENDING_HANDSHAKES)
+        self._pending = Pending()
         self._stopping: str | None = None
 
     def links(self) -> tuple[LinkView, ...]:
@@ -133,15 +125,27 @@ class AgentPort:
     async def accept(self, listening: trio.SocketListener, connections: trio.Nursery) -> None:
         """Take connections, a bounded number at once of those that have not proved themselves."""
         while True:
-            await self._places.acquire()
             try:
                 tcp = await listening.accept()
             except OSError as error:
-                self._places.release()
                 log.error("can't accept agents: %s; trying again in %s s", error, REST_SECONDS)
                 await trio.sleep(REST_SECONDS)
             else:
-                connections.start_soon(self._guard, tcp)
+                try:
+                    await self._make_room()
+                except trio.Cancelled:
+                    tcp.socket.close()
+                    raise
+                visit = Visit(tcp=tcp, peer=_name_peer(tcp), moved_at=trio.current_time())
+                self._pending.add(visit)
+                connections.start_soon(self._guard, visit)
+
+    async def _make_room(self) -> None:
+        """Wait until a place is free, or take one of those who do nothing with theirs: nobody can hold them all."""
+        while self._pending.is_full:
+            evicted = self._pending.evict(trio.current_time())
+            if evicted is None:
+                await self._pending.wait_room(CROWDED_SECONDS)
 
     async def watch_silence(self) -> None:
         """Ask links that are silent, report nodes that stay so, and let the log say what it withholds."""
@@ -149,6 +153,8 @@ class AgentPort:
         while True:
             await trio.sleep(attention.look_seconds)
             self._refusals.sweep(trio.current_time())
+            self._words.sweep(trio.current_time())
+            self._trunks.sweep()
             for link in self._links:
                 link.look()
             if attention.look(trio.current_time()):
@@ -185,45 +191,54 @@ class AgentPort:
 
     # -- one connection
 
-    async def _guard(self, tcp: trio.SocketStream) -> None:
+    async def _guard(self, visit: Visit) -> None:
         """One connection, from first to last; no exception leaves."""
-        slot = _Slot(self._places)
-        peer = _name_peer(tcp)
+        try:
+            with visit.scope:
+                await self._receive(visit)
+            if visit.evicted and not visit.refused:
+                self._refuse(visit, "it did nothing for a while, and its place was needed")
+        finally:
+            self._pending.free(visit)
+            visit.tcp.socket.close()
+
+    async def _receive(self, visit: Visit) -> None:
         problem: str | None = None
         fault: BaseException | None = None
         try:
-            try:
-                await self._serve(tcp, peer, slot)
-            except* Unwelcome as group:
-                problem = _first(group)
-            except* LinkLost:
-                log.debug("%s port %d went before its upgrade request", *peer)
-            except* (UnicodeError, ProtocolError) as group:
-                problem = f"it sent what can't be understood: {_first(group)}"
-            except* Exception as group:
-                problem, fault = f"an unforeseen end: {_first(group)}", group
-            if problem is not None:
-                self._refused.add((), 1)
-                self._refusals.note(peer, problem, trio.current_time(), fault=fault)
-            await linger(tcp)
-        finally:
-            slot.free()
-            tcp.socket.close()
+            await self._serve(visit)
+        except* Unwelcome as group:
+            problem = _first(group)
+        except* LinkLost:
+            log.debug("%s port %d went before its upgrade request", *visit.peer)
+        except* (UnicodeError, ProtocolError) as group:
+            problem = f"it sent what can't be understood: {_first(group)}"
+        except* Exception as group:
+            problem, fault = f"an unforeseen end: {_first(group)}", group
+        if problem is not None:
+            self._refuse(visit, problem, fault)
+        await linger(visit.tcp)
 
-    async def _serve(self, tcp: trio.SocketStream, peer: tuple[str, int], slot: _Slot) -> None:
+    def _refuse(self, visit: Visit, problem: str, fault: BaseException | None = None) -> None:
+        visit.refused = True
+        self._refused.add((), 1)
+        self._refusals.note(visit.peer, problem, trio.current_time(), node=visit.node, fault=fault)
+
+    async def _serve(self, visit: Visit) -> None:
         deadline = trio.current_time() + self._pace.handshake
-        arrival = await shake_hands(tcp, self._credentials.current, peer=peer, deadline=deadline)
+        arrival = await shake_hands(visit.tcp, self._credentials.current, peer=visit.peer, deadline=deadline)
+        visit.node, visit.moved_at = arrival.node, trio.current_time()
         if arrival.protocol == TRUNK_ALPN:
             self._take_trunk(arrival)
         elif arrival.protocol == CONTROL_ALPN:
-            await self._count_link(arrival, slot, deadline)
+            await self._count_link(arrival, visit, deadline)
         else:
             raise Unwelcome(f"node {arrival.node}: it asks for neither {CONTROL_ALPN} nor {TRUNK_ALPN} (by ALPN)")
 
     def _take_trunk(self, arrival: Arrival) -> None:
         node, serial = arrival.node, arrival.serial
         problem = self._stopping or self._revoked.explain(node, serial)
-        if problem is None and self._trunks.count(node) >= TRUNKS_PER_NODE:
+        if problem is None and self._trunks.hold(node) >= TRUNKS_PER_NODE:
             problem = f"node {node} has {TRUNKS_PER_NODE} trunks already"
         if problem is not None:
             raise Unwelcome(problem)
@@ -235,16 +250,16 @@ class AgentPort:
             raise Unwelcome(f"node {node}: no room for its trunk here: {error.strerror}") from error
         self._trunk_serials.setdefault(node, set()).add(serial)
 
-    async def _count_link(self, arrival: Arrival, slot: _Slot, deadline: float) -> None:
+    async def _count_link(self, arrival: Arrival, visit: Visit, deadline: float) -> None:
         self._open[arrival.node] += 1
         try:
-            await self._serve_link(arrival, slot, deadline)
+            await self._serve_link(arrival, visit, deadline)
         finally:
             self._open[arrival.node] -= 1
             if not self._open[arrival.node]:
                 del self._open[arrival.node]
 
-    async def _serve_link(self, arrival: Arrival, slot: _Slot, deadline: float) -> None:
+    async def _serve_link(self, arrival: Arrival, visit: Visit, deadline: float) -> None:
         floor = Floor(QuietTls(arrival.stream))
         tap = Tap(floor)
         async with trio.open_nursery() as reading:
@@ -252,7 +267,7 @@ class AgentPort:
                 ws = await upgrade(reading, tap, floor, lambda request: self._check(request, arrival))
             if limit.cancelled_caught:
                 raise Unwelcome(f"node {arrival.node}: it sent no upgrade request in time")
-            slot.free()
+            self._pending.free(visit)
             link = AgentLink(
                 Control(ws, tap, reading, peer=f"node {arrival.node}"),
                 arrival,
@@ -260,6 +275,7 @@ class AgentPort:
                 agents=self._agents,
                 trunks=self._trunks,
                 pace=self._pace,
+                words=self._words,
             )
             problem = self._revoked.explain(arrival.node, arrival.serial)
             if problem is not None:
@@ -302,7 +318,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> str:
         error = error.exceptions[0]
     if isinstance(error, LlmgwError):
         return error.message
-    return ascii(f"{type(error).__name__}: {error}"[:300])[1:-1]
+    return clean(f"{type(error).__name__}: {error}", 300)
 
 
 async def serve_agents(

@@ -26,6 +26,8 @@ MAX_OTHER = 64 * 1024
 # Data beyond this waits with its stream until the next take, so that no stream is far ahead of the others.
 GATHER = 256 * 1024
 LAST_NUMBER = 0xFFFF_FFFF
+# That are read at once; a peer may send eight thousand in one piece, and work on them is work that others wait for.
+TURN_FRAMES = 256
 
 VIOLATION, HELLO, OPEN, DATA, FIN, RST, CREDIT, PING, PONG, GOAWAY = range(10)
 # Why a stream was reset. ``no_shard``, ``wrong_epoch``, ``connect_failed`` and ``going_away`` only come before the
@@ -147,6 +149,7 @@ class Mux:
         "_peer_window",
         "_ready",
         "_space",
+        "behind",
         "blocked",
         "channels",
         "gathered",
@@ -160,6 +163,8 @@ class Mux:
         self.max_streams = max_streams
         self.channels: dict[int, Channel] = {}
         self.greeted = False
+        # there are whole frames that came and were not read yet: feed again, with nothing
+        self.behind = False
         # the connection below is full: data waits with its stream, which then stops whoever feeds it
         self.blocked = False
         self.gathered = 0
@@ -175,7 +180,8 @@ class Mux:
     # -- in
 
     def feed(self, data: bytes) -> list[Event]:
-        """What the peer's bytes mean, in order; a frame that is not whole yet is kept. A VIOLATION is the last."""
+        """What the peer's bytes mean, in order; a frame that is not whole yet is kept, and so is what
+        follows the first ``TURN_FRAMES``. A VIOLATION is the last."""
         parts = self._parts
         if parts:
             parts.append(data)
@@ -200,8 +206,11 @@ class Mux:
     def _parse(self, data: bytes, events: list[Event]) -> tuple[int, int]:
         """How far it came, and how many bytes the frame there needs at least."""
         at, end = 0, len(data)
+        self.behind = False
         add, get, unpack = events.append, self.channels.get, _HEADER.unpack_from
-        while end - at >= 8:
+        for _ in range(TURN_FRAMES):
+            if end - at < 8:
+                return at, 8
             number, word = unpack(data, at)
             start = at + 8
             size = word >> 8
@@ -227,7 +236,8 @@ class Mux:
                 if event is not None:
                     add(event)
             at = after
-        return at, 8
+        self.behind = end - at >= 8
+        return at, 0 if self.behind else 8
 
     def _check(self, number: int, kind: int, size: int) -> None:
         """What the header alone tells, before anything is kept for it."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import logging
 import ssl
-from dataclasses import dataclass
 
-log = logging.getLogger("llmgw.link")
+from llmgw.core.node import NodeId
+from llmgw.link.sparing import SparingLog
 
-# Of each address: so many lines in a window, and the rest as a number at its end.
+# Of each address, or node: so many lines in a window, and the rest as a number at its end.
 LINES = 3
-WINDOW_SECONDS = 60.0
 # Addresses that are told apart; an attacker may have more of them than we have memory.
 ADDRESSES = 256
 OTHERS = "other addresses"
@@ -60,47 +59,34 @@ def _add(ours: str, theirs: str) -> str:
     return f"{ours} ({theirs})"
 
 
-@dataclass(slots=True)
-class _Window:
-    until: float
-    lines: int = 0
-    withheld: int = 0
-    last: str = ""
-
-
 class Refusals:
     """The log of what was refused. ``now`` is in seconds of any one clock."""
 
-    __slots__ = ("_windows",)
+    __slots__ = ("_words",)
 
     def __init__(self) -> None:
-        self._windows: dict[str, _Window] = {}
+        summary = "refused %d more connections from %s within %g s; the last: %s"
+        self._words = SparingLog(summary=summary, others=OTHERS, lines=LINES, keys=ADDRESSES)
 
-    def note(self, peer: tuple[str, int], text: str, now: float, *, fault: BaseException | None = None) -> None:
-        """A connection from ``peer`` was refused for the reason ``text``; with ``fault`` it may be one of ours."""
+    def note(
+        self,
+        peer: tuple[str, int],
+        text: str,
+        now: float,
+        *,
+        node: NodeId | None = None,
+        fault: BaseException | None = None,
+    ) -> None:
+        """A connection from ``peer`` was refused for the reason ``text``; with ``fault`` it may be one of ours.
+
+        ``node``: whose certificate it has shown. Then that is who counts: a node may have many addresses, and an
+        address many nodes.
+        """
         address, port = peer
-        key = address if address in self._windows or len(self._windows) < ADDRESSES else OTHERS
-        window = self._windows.get(key)
-        if window is None or now >= window.until:
-            self.sweep(now)
-            window = self._windows[key] = _Window(until=now + WINDOW_SECONDS)
-        if window.lines < LINES:
-            window.lines += 1
-            log.warning("refused a connection from %s port %d: %s", address, port, text, exc_info=fault)
-        else:
-            window.withheld += 1
-            window.last = text
+        key = address if node is None else f"node {node}"
+        line = f"refused a connection from {address} port {port}: {text}"
+        self._words.say(key, logging.WARNING, line, now, fault=fault, last=text)
 
     def sweep(self, now: float) -> None:
         """Say of each window that is over how much it withheld; call it now and then."""
-        for address, window in [*self._windows.items()]:
-            if now >= window.until:
-                del self._windows[address]
-                if window.withheld:
-                    log.warning(
-                        "refused %d more connections from %s within %g s; the last: %s",
-                        window.withheld,
-                        address,
-                        WINDOW_SECONDS,
-                        window.last,
-                    )
+        self._words.sweep(now)

@@ -6,6 +6,7 @@ A stream is one connection to one engine; the agent at the other end makes it (a
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 from collections import deque
 from collections.abc import Callable
@@ -16,10 +17,9 @@ from llmgw.core.replica import ShardAddress
 from llmgw.counters import Counters
 from llmgw.link.carrier import Carrier
 from llmgw.link.mux import HALF, MAX_STREAMS, Channel, Hello, Mux, Opening
+from llmgw.link.sparing import SparingLog
 from llmgw.reactor.loop import Deadline, Reactor
 from llmgw.reactor.transports import FLUSH_SECONDS, NOBODY, Receiver, Transport
-
-log = logging.getLogger("llmgw.link")
 
 _WORDS = {
     "client_left": "the other end gave the stream up",
@@ -237,7 +237,9 @@ class ServerTrunk:
         self._refuse = refuse
         self.node = node
         mux = Mux(opener=True, max_streams=trunks.max_streams)
-        self.carrier = Carrier(trunks.reactor, mux, self, name=f"trunk of node {node}")
+        self.carrier = Carrier(
+            trunks.reactor, mux, self, name=f"trunk of node {node}", say=functools.partial(trunks.say, node)
+        )
 
     @property
     def streams(self) -> int:
@@ -272,7 +274,7 @@ class ServerTrunk:
         raise RuntimeError("only the server opens streams")
 
     def told_to_leave(self, reason: str) -> None:
-        log.info("%s: no new streams: %s", self.carrier.name, reason)
+        self.carrier.say(logging.INFO, f"{self.carrier.name}: no new streams: {reason}")
 
     def over(self, reason: str) -> None:
         self._trunks.forget(self)
@@ -295,6 +297,9 @@ class Trunks:
         # greeted, by node: what streams may be opened on
         self._by_node: dict[NodeId, list[ServerTrunk]] = {}
         self._all: set[ServerTrunk] = set()
+        # ended, while their connections are still being closed
+        self._closing: dict[NodeId, list[Transport]] = {}
+        self._words = SparingLog(summary="%d more lines about trunks of node %s within %g s; the last: %s")
 
     def admit(
         self, node: NodeId, hand_over: Callable[[Receiver], Transport], *, refuse: Callable[[str], str | None]
@@ -332,11 +337,13 @@ class Trunks:
     def take_in(self, trunk: ServerTrunk) -> None:
         """It has proved itself: streams may be opened."""
         self._by_node.setdefault(trunk.node, []).append(trunk)
-        log.info("%s: open", trunk.carrier.name)
+        trunk.carrier.say(logging.INFO, f"{trunk.carrier.name}: open")
 
     def forget(self, trunk: ServerTrunk) -> None:
         """It has ended."""
         self._all.discard(trunk)
+        if trunk.carrier.attached:
+            self._closing.setdefault(trunk.node, []).append(trunk.carrier.below)
         of_node = self._by_node.get(trunk.node)
         if of_node is not None and trunk in of_node:
             of_node.remove(trunk)
@@ -352,6 +359,26 @@ class Trunks:
         """No new streams, on all trunks or on those of a node; each ends with its last stream."""
         for trunk in [trunk for trunk in self._all if node is None or trunk.node == node]:
             trunk.carrier.go_away(reason)
+
+    def say(self, node: NodeId, level: int, text: str, fault: Exception | None = None) -> None:
+        """Log what happened to a trunk of a node, unless that would be too much about this node."""
+        self._words.say(node, level, text, self.reactor.clock(), fault=fault)
+
+    def sweep(self) -> None:
+        """Tell how much was withheld; call it now and then."""
+        self._words.sweep(self.reactor.clock())
+        for node in [*self._closing]:
+            self._find_closing(node)
+
+    def _find_closing(self, node: NodeId) -> int:
+        left = [transport for transport in self._closing.pop(node, ()) if not transport.closed]
+        if left:
+            self._closing[node] = left
+        return len(left)
+
+    def hold(self, node: NodeId) -> int:
+        """How many connections a node's trunks hold, from the first moment of the first to the close of the last."""
+        return sum(trunk.node == node for trunk in self._all) + self._find_closing(node)
 
     def count(self, node: NodeId) -> int:
         """How many trunks of a node take new streams."""

@@ -19,6 +19,7 @@ from llmgw.link.agentlink import AgentLink, Pace
 from llmgw.link.control import LOOK_SECONDS, Control, Tap, ask_upgrade
 from llmgw.link.handshake import Arrival, Floor, Unwelcome, upgrade
 from llmgw.link.sessions import Sessions
+from llmgw.link.sparing import SparingLog
 from llmgw.wire import (
     PROTOCOL,
     AgentMessage,
@@ -117,6 +118,7 @@ class World:
                 agents=self.fleet,
                 trunks=self.trunks,
                 pace=Pace(),
+                words=SparingLog(),
             )
             self.links.append(link)
             reading.start_soon(self._look, link)

@@ -11,7 +11,22 @@ from typing import Any
 import pytest
 
 from llmgw.link.carrier import DEAD_SECONDS, HELLO_SECONDS, PING_SECONDS, WAITING_BYTES, Carrier
-from llmgw.link.mux import DATA, FIN, GOAWAY, HELLO, OPEN, PING, PONG, RST, WINDOW, Channel, Hello, Mux, Opening
+from llmgw.link.mux import (
+    DATA,
+    FIN,
+    GOAWAY,
+    HELLO,
+    OPEN,
+    PING,
+    PONG,
+    RST,
+    TURN_FRAMES,
+    WINDOW,
+    Channel,
+    Hello,
+    Mux,
+    Opening,
+)
 from llmgw.reactor.loop import Reactor
 from llmgw.reactor.transports import Memory, memory_pair
 
@@ -424,3 +439,86 @@ def test_a_trunk_that_ended_before_it_began_takes_no_connection(
     carrier.attach(below)
     assert below.closed
     assert role.heard == ["over: the agent stops"]
+
+
+# -- a peer that means ill
+
+
+def test_many_frames_in_one_piece_let_others_have_their_turn(world: World) -> None:
+    world.say(opening(1), opening(2))
+    upper = world.role.uppers[1]
+    order: list[int] = []
+    world.far.send(b"".join(frame(1, DATA, b"x") for _ in range(3000)) + frame(2, DATA, b"end"))
+    world.reactor.call_soon(world.carrier, lambda: order.append(len(upper.heard)))
+    world.turn()
+    assert order[0] <= TURN_FRAMES
+    assert len([word for word in upper.heard if word == "x"]) == 3000
+    assert world.role.uppers[2].heard == ["end"]
+    world.say(frame(1, DATA, b"more"))
+    assert upper.heard[-1] == "more"
+
+
+def test_what_came_before_the_end_of_the_connection_is_heard(world: World) -> None:
+    world.say(opening(1))
+    world.far.send(b"".join(frame(1, DATA, b"x") for _ in range(3000)) + frame(1, RST, b"client_left"))
+    world.far.close()
+    world.turn()
+    upper = world.role.uppers[1]
+    assert upper.heard.count("x") == 3000
+    assert upper.heard[-1] == "reset: client_left"
+    assert world.role.heard[-1] == "over: the other end closed the trunk"
+
+
+def test_what_came_before_a_connection_broke_is_heard(world: World) -> None:
+    world.say(opening(1))
+    world.carrier.received(b"".join(frame(1, DATA, b"x") for _ in range(1000)))
+    world.carrier.lost("it broke")
+    assert world.role.uppers[1].heard.count("x") == 1000
+    assert world.role.uppers[1].heard[-1] == "lost: it broke"
+
+
+def test_the_peers_words_make_no_lines_of_their_own(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    forged = "bye\n2026-11-29 WARNING llmgw: node01 is lost \x1b[31m"
+    world.say(opening(1))
+    world.say(frame(0, GOAWAY, forged.encode()))
+    world.carrier.fail(forged)
+    assert "bye" in caplog.text
+    assert all(message.isprintable() for message in caplog.messages)
+    assert all(word.isprintable() for word in world.role.heard)
+
+
+def test_what_a_stream_raises_makes_no_lines_of_its_own(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    world.say(opening(1))
+    upper = world.role.uppers[1]
+    upper.fails = True
+
+    world.say(frame(1, DATA, b"x"))
+    [message] = [message for message in caplog.messages if "a callback of Upper failed" in message]
+    assert "no such word" in message
+    assert all(line.startswith("  | ") for line in message.splitlines()[1:])
+
+
+# -- a loop that stood still
+
+
+def test_silence_that_we_slept_through_is_asked_about_first(world: World) -> None:
+    world.say(opening(1))
+    world.clock.now += 60
+    world.turn()
+    assert not world.carrier.over
+    assert world.peer.kinds() == [PING]
+    world.say(frame(0, PONG))
+    world.wait(3)
+    assert not world.carrier.over
+    world.wait(DEAD_SECONDS)
+    world.wait(DEAD_SECONDS)
+    assert world.role.heard[-1] == "over: nothing heard for 15 s"
+
+
+def test_a_hello_that_we_slept_through_gets_its_time_again(make: Callable[..., World]) -> None:
+    world = make(greet=False)
+    world.clock.now += 60
+    world.turn()
+    assert not world.carrier.over
+    world.wait(HELLO_SECONDS + 0.5)
+    assert world.role.heard == ["over: no HELLO within 5 s"]

@@ -39,7 +39,7 @@ def test_a_node_claims_what_its_certificate_says() -> None:
         ((b"gpu-01 ",), "gpu-01 "),
         ((b"",), "none"),
         ((b"gpu-01", b"gpu-01"), "gpu-01 and gpu-01"),
-        ((b"\xff\x1b[31m",), "\\ufffd\\x1b[31m"),
+        ((b"\xff\x1b[31m",), "\ufffd\\x1b[31m"),
         ((b"x" * 5000,), "x" * 100),
     ],
 )

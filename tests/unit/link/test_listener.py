@@ -29,7 +29,9 @@ from llmgw.link.agentlink import Pace
 from llmgw.link.control import NODE_HEADER, PATH, Tap, ask_upgrade
 from llmgw.link.listener import AgentPort, serve_agents
 from llmgw.link.mux import Mux
+from llmgw.link.pending import PLACES
 from llmgw.link.refusals import LINES
+from llmgw.link.sparing import NODE_LINES
 from llmgw.link.tls import CONTROL_ALPN, Credentials, client_contexts, server_context
 from llmgw.link.trunk import Trunks
 from llmgw.reactor.loop import Reactor
@@ -167,6 +169,11 @@ async def serving(
                 finally:
                     server.hang_up()
                 clients.cancel_scope.cancel()
+            # The reactor leaves what is still open to its owner: a trunk ends when it hears that its peer has gone.
+            with trio.fail_after(HANG):
+                while trunks._all or trunks._closing:
+                    trunks.sweep()
+                    await trio.sleep(0.01)
             nursery.cancel_scope.cancel()
 
 
@@ -427,7 +434,7 @@ CLAIM = NODE_HEADER.encode() + b": gpu-01"
     [
         (upgrade_request(), 403, "claims to be none"),
         (upgrade_request(CLAIM, CLAIM), 403, "gpu-01 and gpu-01"),
-        (upgrade_request(NODE_HEADER.encode() + b": gpu-01\xff\xfe"), 403, "gpu-01\\ufffd"),
+        (upgrade_request(NODE_HEADER.encode() + b": gpu-01\xff\xfe"), 403, "gpu-01\ufffd"),
         (upgrade_request(CLAIM, target=b"/v1/models"), 404, "agents ask for /llmgw/link"),
         (upgrade_request(CLAIM, method=b"POST"), 400, "malformed"),
         (upgrade_request(CLAIM).replace(b"Upgrade: WebSocket\r\n", b""), 400, "malformed"),
@@ -582,16 +589,18 @@ async def test_who_is_slow_is_not_waited_for(
 
 
 @pytest.mark.slow
-async def test_past_the_bound_handshakes_wait(server: Server, agent: Any) -> None:
-    idle = [await server.connect() for _ in range(listener.PENDING_HANDSHAKES)]
-    with trio.move_on_after(0.2) as waited:
-        await server.dial(agent)
-    assert waited.cancelled_caught
-    for tcp in idle[:8]:
-        await tcp.aclose()
-    await prove_alive(server, agent)
-    for tcp in idle[8:]:
-        await tcp.aclose()
+async def test_who_holds_every_place_and_does_nothing_keeps_nobody_out(
+    *, hosted: Any, agent: Any, revoked: Path, fleet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = count_descriptors()
+    async with serving(hosted, fleet, revoked, pace=Pace(handshake=10 * HANG)) as server:
+        for _ in range(2 * PLACES):
+            await server.connect()
+        await prove_alive(server, agent)
+        # its own descriptors, and those that the port holds
+        assert count_descriptors() - before < 3 * PLACES + 64
+        told = [message for message in caplog.messages if "its place was needed" in message]
+        assert len(told) == LINES
 
 
 @pytest.mark.parametrize("stage", ["tcp", "half a handshake", "tls", "half a request", "websocket", "hello"])
@@ -697,6 +706,43 @@ async def test_a_node_has_a_bounded_number_of_trunks(
     await server.wait_trunks(listener.TRUNKS_PER_NODE)
     assert await read_end(await server.open_trunk(agent, token)) == b""
     await until(lambda: f"node gpu-01 has {listener.TRUNKS_PER_NODE} trunks already" in caplog.text)
+
+
+@pytest.mark.slow
+async def test_trunks_without_a_hello_count_too(server: Server, agent: Any, caplog: pytest.LogCaptureFixture) -> None:
+    before = count_descriptors()
+    dialled = 2 * listener.TRUNKS_PER_NODE
+    for _ in range(dialled):
+        await server.shake(client_contexts(agent).trunk)
+    await until(lambda: "trunks already" in caplog.text)
+    # those beyond are closed after their moment to read why
+    await until(lambda: count_descriptors() - before <= dialled + listener.TRUNKS_PER_NODE + 1)
+    assert len([message for message in caplog.messages if "trunks already" in message]) == LINES
+
+
+@pytest.mark.slow
+async def test_a_node_that_comes_and_goes_does_not_fill_the_log(
+    server: Server, agent: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "llmgw.link")
+    for dial in range(1, NODE_LINES + 1):
+        await prove_alive(server, agent, dial)
+    assert len([message for message in caplog.messages if "gpu-01" in message]) == NODE_LINES
+
+
+async def test_words_of_an_agent_make_no_lines_of_their_own(
+    server: Server, agent: Any, facts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "llmgw.link")
+    peer, token = await server.enter(agent, facts)
+    trunk = await server.open_trunk(agent, token)
+    await server.wait_trunks(1)
+    mux = Mux(opener=False)
+    mux.go_away("bye\n2026-11-29 WARNING llmgw: node01 is lost \x1b[31m")
+    await trunk.send_all(mux.take())
+    await peer.ws.aclose(1000, "enough\n\x1b[31m")
+    await until(lambda: "bye" in caplog.text and "has ended" in caplog.text)
+    assert all(message.isprintable() for message in caplog.messages)
 
 
 async def test_trunks_outlive_a_link_and_not_their_agent(server: Server, agent: Any, facts: Any) -> None:

@@ -27,6 +27,7 @@ from llmgw.link.mux import (
     PONG,
     REASONS,
     RST,
+    TURN_FRAMES,
     VIOLATION,
     WINDOW,
     Channel,
@@ -518,3 +519,16 @@ def test_mutated_frames_end_at_worst_in_a_violation(changes: list[tuple[int, int
     kinds = [kind for kind, _, _ in mux.feed(bytes(data))]
     assert VIOLATION not in kinds[:-1]
     assert all(0 <= channel.room <= WINDOW for channel in mux.channels.values())
+
+
+def test_a_piece_of_many_frames_is_read_in_turns() -> None:
+    mux = Mux(opener=False)
+    mux.feed(hello() + frame(1, OPEN, b'{"shard":"s","epoch":1}'))
+    words = [frame(1, DATA, b"%d" % number) for number in range(2 * TURN_FRAMES + 10)]
+    whole = b"".join(words)
+    got = [mux.feed(whole[:-1])]
+    while mux.behind:
+        got.append(mux.feed(b""))
+    assert [len(events) for events in got] == [TURN_FRAMES, TURN_FRAMES, 9]
+    got.append(mux.feed(whole[-1:]))
+    assert [payload for events in got for _, _, payload in events] == [word[8:] for word in words]

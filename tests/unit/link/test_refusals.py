@@ -7,7 +7,9 @@ import ssl
 
 import pytest
 
-from llmgw.link.refusals import ADDRESSES, LINES, OTHERS, WINDOW_SECONDS, Refusals, explain_tls
+from llmgw.core.node import NodeId
+from llmgw.link.refusals import ADDRESSES, LINES, OTHERS, Refusals, explain_tls
+from llmgw.link.sparing import WINDOW_SECONDS
 
 
 @pytest.fixture(autouse=True)
@@ -31,6 +33,17 @@ def test_one_address_gets_a_few_lines_and_then_a_count(caplog: pytest.LogCapture
     assert caplog.messages == []
     refusals.sweep(WINDOW_SECONDS)
     assert caplog.messages == [f"refused {50 - LINES} more connections from 10.0.0.7 within 60 s; the last: reason 49"]
+
+
+def test_a_node_counts_whatever_addresses_it_comes_from(caplog: pytest.LogCaptureFixture) -> None:
+    refusals = Refusals()
+    for number in range(50):
+        refusals.note((f"10.0.0.{number}", 1), "no", 0.0, node=NodeId("gpu-01"))
+    refusals.note(("10.0.0.1", 1), "no", 0.0, node=NodeId("gpu-02"))
+    assert len(caplog.messages) == LINES + 1
+    caplog.clear()
+    refusals.sweep(WINDOW_SECONDS)
+    assert caplog.messages == [f"refused {50 - LINES} more connections from node gpu-01 within 60 s; the last: no"]
 
 
 def test_after_a_window_lines_come_again(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -15,6 +15,7 @@ from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardAddress, ShardId
 from llmgw.link.carrier import DEAD_SECONDS
 from llmgw.link.mux import CREDIT, DATA, FIN, GOAWAY, HALF, HELLO, LAST_NUMBER, OPEN, WINDOW, Channel, Mux
+from llmgw.link.sparing import NODE_LINES, WINDOW_SECONDS
 from llmgw.link.trunk import ServerTrunk, Stream, Trunks
 from llmgw.reactor.loop import Reactor
 from llmgw.reactor.transports import FLUSH_SECONDS, Memory, memory_pair
@@ -701,3 +702,62 @@ def test_any_schedule_keeps_content_bounds_and_the_order_of_calls(
         if mine.get(number) != "abort" and number not in last:
             assert far.got[number] == sent[number]
     world.reactor.close()
+
+
+# -- an agent that means ill
+
+
+def test_every_connection_of_a_node_counts_until_it_is_closed(world: World) -> None:
+    node = NodeId(NODE)
+    _, far = world.dial()
+    world.dial(session="wrong")
+    silent = world.trunks.admit(
+        node, lambda owner: memory_pair(world.reactor, owner, far, capacity=1 << 22)[0], refuse=str
+    )
+    assert world.trunks.hold(node) >= 2
+    assert world.trunks.count(node) == 1
+    silent.carrier.fail("enough")
+    world.turn()
+    for each in world.fars:
+        each.wire.close()
+    world.turn()
+    world.trunks.sweep()
+    assert world.trunks.hold(node) == 0
+
+
+def test_one_that_lingers_at_its_close_counts(world: World) -> None:
+    class Lingering:
+        owner: Any = None
+        peer = ""
+        pending = 0
+        closed = False
+
+        def send(self, data: bytes) -> bool:
+            return True
+
+        def close(self, *, linger: bool = False) -> None: ...
+
+        def abort(self) -> None: ...
+
+    below = Lingering()
+    node = NodeId(NODE)
+    trunk = world.trunks.admit(node, lambda owner: cast("Any", below), refuse=str)
+    trunk.carrier.refuse("no")
+    world.trunks.sweep()
+    assert world.trunks.hold(node) == 1
+    below.closed = True
+    assert world.trunks.hold(node) == 0
+
+
+def test_trunks_of_one_node_do_not_fill_the_log(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    for _ in range(200):
+        world.dial(session="wrong")
+    world.dial(node="n2")
+    assert len(caplog.messages) == NODE_LINES + 1
+    world.clock.now += WINDOW_SECONDS
+    caplog.clear()
+    world.trunks.sweep()
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(
+        f"{200 - NODE_LINES} more lines about trunks of node n1 within 60 s; the last:"
+    )
