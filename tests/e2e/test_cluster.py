@@ -259,6 +259,29 @@ def test_a_node_that_was_renamed_comes_back_and_its_old_engine_is_stopped(lab: L
     server.check_health()
 
 
+def test_an_agent_that_stood_still_for_longer_than_its_lease_is_let_in_again(
+    lab: Lab, model: Callable[..., Path]
+) -> None:
+    server = lab.server(fleet={"lease": "10s"})
+    agent = lab.agent("n1", server)
+    server.add(model())
+    server.wait_ready()
+    pid = agent.engine.pid
+    agent.running.send_signal(signal.SIGSTOP)
+    try:
+        wait_nodes(server, "n1", state="lost")
+    finally:
+        agent.running.send_signal(signal.SIGCONT)
+    wait_nodes(server, "n1")
+    wait_for(server.replicas, "the replica")
+    assert agent.engine.pid == pid
+    assert server.chat().status == 200
+    assert "node n1: the link" in server.log
+    # what is left in the old link when it is closed is nobody's fault
+    assert "refused a connection" not in server.log
+    server.check_health()
+
+
 def test_a_cut_cable_is_noticed_and_mended_without_a_loss(lab: Lab, model: Callable[..., Path]) -> None:
     server = lab.server(fleet={"lease": "10s"})
     cable = lab.cable(server)

@@ -161,11 +161,10 @@ class AgentLink:
                 self._unfollow()
             if self._session is not None:
                 self._sessions.leave(self._session)
-        if self._session is not None:
-            level = logging.WARNING if self._code == "violation" else logging.INFO
-            reason = self._reason or self._control.lost
-            self._say(level, f"node {self.node}: the link from {self._peer} has ended: {reason}")
-        elif self._reason is not None:
+                level = logging.WARNING if self._code == "violation" else logging.INFO
+                reason = self._reason or self._control.lost or "this end was closed"
+                self._say(level, f"node {self.node}: the link from {self._peer} has ended: {reason}")
+        if self._session is None and self._reason is not None:
             raise Unwelcome(f"node {self.node}: {self._reason}")
 
     def _say(self, level: int, text: str) -> None:

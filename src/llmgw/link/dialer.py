@@ -16,6 +16,7 @@ from typing import TypeVar
 
 import trio
 from trio_websocket import ConnectionRejected
+from wsproto.utilities import LocalProtocolError
 
 from llmgw.config.agent import AgentConfig
 from llmgw.core.effects import Desire
@@ -232,6 +233,9 @@ class Dialer:
                 await self._listen(session)
         except* ConnectionRejected as group:
             failure = DialFailed(explain_rejection(way, _first(group)))
+        except* LocalProtocolError:
+            # the websocket wants to answer a ping while the link is being closed
+            failure = failure or LinkLost("it was closed")
         except* Exception as group:
             failure = failure or _first(group)
         finally:

@@ -15,12 +15,14 @@ from typing import Any
 
 import trio
 
+from llmgw.config.ordinary import read_ordinary
 from llmgw.link.tls import TlsFiles
 
 # OpenSSL's numbers of what is wrong with a certificate.
 NOT_YET_VALID, EXPIRED, WRONG_PURPOSE = 9, 10, 26
 UNKNOWN_ISSUER = frozenset({2, 18, 19, 20, 21})
 WRONG_NAME = frozenset({62, 64})
+MAX_PEM_BYTES = 1024 * 1024
 
 CLOSED_IN_TLS = "the server closed the connection during TLS; its log line names the reason"
 
@@ -119,9 +121,9 @@ def check_own(files: TlsFiles, *, node: str, now: datetime.datetime) -> str | No
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID  # noqa: PLC0415
 
     try:
-        own = x509.load_pem_x509_certificate(files.cert.read_bytes())
-        authorities = x509.load_pem_x509_certificates(files.ca.read_bytes())
-        key = load_pem_private_key(files.key.read_bytes(), password=None)
+        own = x509.load_pem_x509_certificate(read_ordinary(files.cert, MAX_PEM_BYTES))
+        authorities = x509.load_pem_x509_certificates(read_ordinary(files.ca, MAX_PEM_BYTES))
+        key = load_pem_private_key(read_ordinary(files.key, MAX_PEM_BYTES), password=None)
     except (OSError, ValueError, TypeError) as error:
         return f"the certificate files of this node can't be read: {error}"
     names = [name.value for name in own.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import trio
 from trio_websocket import WebSocketRequest
-from wsproto.utilities import ProtocolError
+from wsproto.utilities import LocalProtocolError, ProtocolError
 
 from llmgw.core.events import NodeLost
 from llmgw.core.node import NodeId
@@ -211,6 +211,9 @@ class AgentPort:
             problem = _first(group)
         except* LinkLost:
             log.debug("%s port %d went before its upgrade request", *visit.peer)
+        except* LocalProtocolError as group:
+            # the websocket wants to answer a ping while the link is being closed: ours is the last word already
+            log.debug("%s port %d: %s", *visit.peer, _first(group))
         except* (UnicodeError, ProtocolError) as group:
             problem = f"it sent what can't be understood: {_first(group)}"
         except* Exception as group:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -9,12 +10,15 @@ from pathlib import Path
 
 import trio
 
+from llmgw.config.ordinary import read_with_stat
 from llmgw.core.node import NodeId
 from llmgw.errors import UsageError
 
 log = logging.getLogger("llmgw.link")
 
 POLL_SECONDS = 1.0
+# Hundreds of thousands of entries.
+MAX_LIST_BYTES = 16 * 1024 * 1024
 
 _Stamp = tuple[int, int, int, int]
 
@@ -80,10 +84,12 @@ class Revoked:
 
 
 def _load(path: Path) -> tuple[_Stamp, frozenset[str]]:
-    with path.open("rb") as file:
-        # The stamp of what is read, and from before: a change meanwhile is seen at the next look.
-        stamp = _stamp_of(os.fstat(file.fileno()))
-        return stamp, parse(file.read().decode("utf-8", "replace"))
+    # The stamp of what is read, and from before: a change meanwhile is seen at the next look.
+    content, facts = read_with_stat(path, MAX_LIST_BYTES + 1)
+    if len(content) > MAX_LIST_BYTES:
+        # half of it would let the other half in
+        raise OSError(errno.EFBIG, f"it has more than {MAX_LIST_BYTES} bytes", str(path))
+    return _stamp_of(facts), parse(content.decode("utf-8", "replace"))
 
 
 def parse(text: str) -> frozenset[str]:

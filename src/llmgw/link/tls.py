@@ -17,6 +17,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
+from llmgw.config.ordinary import read_with_stat
 from llmgw.errors import UsageError
 from llmgw.reactor.loop import Reactor
 from llmgw.reactor.transports import Receiver, Tls
@@ -94,8 +95,7 @@ def _load(context: ssl.SSLContext, files: TlsFiles) -> ssl.SSLContext:
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     for file in (files.ca, files.cert, files.key):
         try:
-            mode = file.stat().st_mode
-            file.open("rb").close()
+            mode = read_with_stat(file, 1)[1].st_mode
         except OSError as error:
             raise UsageError(f"{file}: can't be read: {error.strerror}") from error
     if mode & stat.S_IROTH:

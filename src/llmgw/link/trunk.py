@@ -131,7 +131,7 @@ class Stream:
     def trunk_lost(self, reason: str) -> None:
         # what is here to its end needs no trunk
         if not self.closed and (not self._ended or self._end_told):
-            self._lose(reason)
+            self._lose(f"the trunk to {self.peer} was lost: {reason}")
 
     # -- from the run-queue
 

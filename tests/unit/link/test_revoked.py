@@ -12,7 +12,7 @@ import trio
 
 from llmgw.core.node import NodeId
 from llmgw.errors import UsageError
-from llmgw.link.revoked import Revoked, parse
+from llmgw.link.revoked import MAX_LIST_BYTES, Revoked, parse
 
 NODE = NodeId("gpu-01")
 SERIAL = 0x0BAD_CAFE_0123
@@ -129,3 +129,13 @@ async def test_watching_calls_at_each_change(tmp_path: Path) -> None:
             await seen.wait()
         nursery.cancel_scope.cancel()
     assert revoked.explain(NODE, SERIAL)
+
+
+def test_what_is_no_file_and_what_has_no_end_is_refused_at_once(tmp_path: Path) -> None:
+    pipe, vast = tmp_path / "pipe", tmp_path / "vast"
+    os.mkfifo(pipe)
+    with vast.open("wb") as file:
+        file.truncate(MAX_LIST_BYTES + 1)
+    for path in (pipe, vast, tmp_path):
+        with pytest.raises(UsageError, match="can't read"):
+            Revoked(path)
