@@ -375,12 +375,12 @@ def _report_failure(request: Request, route: Route, failure: Failure) -> Generat
         message = f"The engine did not answer in time: {failure.reason}."
         yield Refuse(Refusal(status=504, code="engine_timeout", message=message))
         return None
-    refusal = Refusal(
-        status=502,
-        code="engine_failed",
-        message=f"The engine failed before it answered: {failure.reason}.",
-        retry_after=5,
-    )
+    if failure.unreachable:
+        message = f"The model {request.model} can't be reached now: {failure.reason}."
+        refusal = Refusal(status=503, code="model_unreachable", message=message, retry_after=5)
+    else:
+        message = f"The engine failed before it answered: {failure.reason}."
+        refusal = Refusal(status=502, code="engine_failed", message=message, retry_after=5)
     if not request.opened:
         return refusal
     request.outcome = Outcome.ENGINE_FAILED

@@ -109,9 +109,8 @@ class Door:
         self._turned_away = [transport for transport in self._turned_away if not transport.closed]
         # (few, where descriptors are few: they take some of those that the others were promised)
         if len(self._turned_away) >= min(MAX_TURNED_AWAY, max(4, self.limits.max_connections // 8)):
-            # at once: no event of it can be in hand, and its descriptor is wanted
-            sock.close()
-            return
+            # the one that has had the most time to read why
+            self._turned_away.pop(0).abort()
         transport = Plain(self.reactor, sock, NOBODY)
         self._turned_away.append(transport)
         transport.send(head.encode() + body)

@@ -62,13 +62,15 @@ class Failure(msgspec.Struct, frozen=True):
     """A request to an engine that came to nothing: ``reason`` in words.
 
     ``sent`` False means that the engine can't have seen it; ``timed_out`` tells a silent engine from a broken one.
-    ``busy``: this machine had nothing left to reach it with, and no engine can help that.
+    ``busy``: this machine had nothing left to reach it with, and no engine can help that. ``unreachable``: its node
+    can't be reached now, which says nothing of the engine.
     """
 
     reason: str
     sent: bool
     timed_out: bool = False
     busy: bool = False
+    unreachable: bool = False
 
 
 class Collect(msgspec.Struct, frozen=True):

@@ -63,7 +63,8 @@ def show_address(address: Destination) -> str:
 def explain_undialled(address: Destination, error: OSError) -> Failure:
     """Not even a socket could be had, or no trunk."""
     reason = f"no connection to {show_address(address)}: {error.strerror or error}"
-    return Failure(reason, sent=False, busy=error.errno in OUT_OF_RESOURCES)
+    unreachable = isinstance(address, ShardAddress) and error.errno == errno.EHOSTUNREACH
+    return Failure(reason, sent=False, busy=error.errno in OUT_OF_RESOURCES, unreachable=unreachable)
 
 
 class Pool:

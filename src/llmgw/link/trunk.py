@@ -131,7 +131,8 @@ class Stream:
     def trunk_lost(self, reason: str) -> None:
         # what is here to its end needs no trunk
         if not self.closed and (not self._ended or self._end_told):
-            self._lose(f"the trunk to {self.peer} was lost: {reason}")
+            # clients get to read this; the reason is the log's, and may speak of certificates
+            self._lose(f"the connection to {self.peer} was lost")
 
     # -- from the run-queue
 

@@ -153,8 +153,11 @@ class Program:
 
     def clean(self) -> None:
         """End whatever is left, by force."""
-        if self.process is not None and self.process.poll() is None:
-            self.kill()
+        if self.process is not None:
+            # with all that was started to start it; engines have groups of their own
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
 
 
 class Llmgw(Program):

@@ -394,6 +394,18 @@ def test_when_all_have_failed_the_client_hears_why(play: Any, gateway: Any) -> N
     assert game.end().outcome is Outcome.ENGINE_FAILED
 
 
+def test_a_node_that_can_not_be_reached_is_no_failure_of_its_engine(play: Any, gateway: Any) -> None:
+    gateway.routes = ROUTES
+    game = play()
+    game.body()
+    game.answer(Failure("node n1 has no trunk", sent=False, unreachable=True))
+    refusal = refusal_of(game.answer(Failure("node n2 has no trunk", sent=False, unreachable=True)))
+    assert (refusal.status, refusal.code, refusal.retry_after) == (503, "model_unreachable", 5)
+    assert "node n2 has no trunk" in refusal.message
+    game.answer(None)
+    game.end()
+
+
 @pytest.mark.parametrize("status", [502, 503, 504])
 def test_an_engine_that_has_no_time_is_left_for_another(play: Any, gateway: Any, status: int) -> None:
     gateway.routes = ROUTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 
 from llmgw.config.node import Timeouts
-from llmgw.door.upstream import IDLE_SECONDS, MAX_IDLE, RACE_SECONDS, dial
+from llmgw.core.node import NodeId
+from llmgw.core.replica import ShardAddress, ShardId
+from llmgw.door.upstream import IDLE_SECONDS, MAX_IDLE, RACE_SECONDS, dial, explain_undialled
 from llmgw.reactor.loop import Reactor
 
 
@@ -293,3 +296,11 @@ def test_whoever_fails_at_an_answer_is_told_and_its_connection_is_closed(
     # and it is lent to nobody any more
     world.ask()
     assert len(world.engines) == 2
+
+
+def test_a_node_without_a_trunk_is_told_from_an_engine_that_refuses() -> None:
+    shard = ShardAddress(node=NodeId("n1"), shard=ShardId("shd-m-1-0"), epoch=1)
+    failure = explain_undialled(shard, OSError(errno.EHOSTUNREACH, "node n1 has no trunk"))
+    assert (failure.unreachable, failure.sent) == (True, False)
+    assert failure.reason == "no connection to shd-m-1-0 on n1: node n1 has no trunk"
+    assert not explain_undialled(("127.0.0.1", 1), OSError(errno.EHOSTUNREACH, "no route")).unreachable

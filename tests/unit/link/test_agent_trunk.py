@@ -356,7 +356,7 @@ def test_an_agent_that_ends_its_trunk_fails_the_streams(world: World) -> None:
     ear, engine = world.reach()
     world.agent.abort("the agent stops")
     world.turn()
-    assert ear.heard == ["connected", "lost: the trunk to shd-tiny-1-0 on n1 was lost: the other end closed the trunk"]
+    assert ear.heard == ["connected", "lost: the connection to shd-tiny-1-0 on n1 was lost"]
     assert engine.recv(1) == b""
     assert world.said == ["ready", "over: the agent stops"]
 

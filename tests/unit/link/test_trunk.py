@@ -329,7 +329,7 @@ def test_what_is_here_to_its_end_outlives_the_trunk(world: World) -> None:
     world.turn()
     far.wire.reset()
     world.turn()
-    assert cut.heard == ["lost: the trunk to shd-tiny-1-0 on n1 was lost: the peer reset the connection"]
+    assert cut.heard == ["lost: the connection to shd-tiny-1-0 on n1 was lost"]
     whole.stream.resume()
     world.turn()
     assert (whole.heard, whole.got) == (["ended"], b"whole")
@@ -542,7 +542,7 @@ def test_a_dead_trunk_fails_its_streams_and_the_others_go_on(world: World) -> No
     world.fars[0].wire.pause()
     for _ in range(int(DEAD_SECONDS) + 1):
         world.wait(1)
-    assert dead.heard == ["lost: the trunk to shd-tiny-1-0 on n1 was lost: nothing heard for 15 s"]
+    assert dead.heard == ["lost: the connection to shd-tiny-1-0 on n1 was lost"]
     assert world.trunks.count(NODE) == 0
     assert alive.heard == []
     assert not far.ended_at_all
@@ -556,9 +556,7 @@ def test_a_violation_fails_its_own_streams_only(world: World) -> None:
     world.turn()
     far.wire.send(b"\0\0\0\x09\0\0\x01\x03x")
     world.turn()
-    assert ear.heard == [
-        "lost: the trunk to shd-tiny-1-0 on n1 was lost: a DATA frame for stream 9, which was never opened"
-    ]
+    assert ear.heard == ["lost: the connection to shd-tiny-1-0 on n1 was lost"]
     assert other.heard == []
     assert world.trunks.count(NODE) == 1
 
@@ -608,7 +606,7 @@ def test_closing_a_node_ends_its_trunks_at_once(world: World) -> None:
     ear = world.open()
     world.turn()
     world.trunks.close_node(NODE, "node n1 is revoked")
-    assert ear.heard == ["lost: the trunk to shd-tiny-1-0 on n1 was lost: node n1 is revoked"]
+    assert ear.heard == ["lost: the connection to shd-tiny-1-0 on n1 was lost"]
     world.turn()
     assert far.words[-1] == (GOAWAY, "node n1 is revoked")
     assert far.ended_at_all
