@@ -120,9 +120,7 @@ async def test_forced_beside_an_agent_it_is_said_that_they_come_back(leave, stop
     with hold_state(tools.state.path):
         done, said = await stop(force=True)
     assert done
-    assert (
-        said[-1] == f"another llmgw (pid {os.getpid()}) works here: if it is the agent, it starts m again"
-    )
+    assert said[-1] == f"another llmgw (pid {os.getpid()}) works here: if it is the agent, it starts m again"
     assert is_gone(record.pid)
     # The agent sees the end, and may have written the next try's file already.
     assert tools.state.read() == [record]
