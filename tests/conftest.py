@@ -35,6 +35,13 @@ def do_without(reason: str) -> NoReturn:
     pytest.skip(reason)
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    for mark in item.iter_markers("needs"):
+        program, package = mark.args
+        if shutil.which(program) is None:
+            do_without(f"there is no {program}: apt-get install {package}")
+
+
 @pytest.fixture(scope="session")
 def weights() -> Path:
     """The demo's model, fetched as the demo fetches it."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -110,7 +109,7 @@ def test_embeddings_arrive(client: openai.OpenAI) -> None:
     assert [row.embedding for row in found.data] == [[0.25, -0.5, 1.0]] * 2
 
 
-@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+@pytest.mark.needs("curl", "curl")
 @pytest.mark.parametrize("words", [[], ["--http1.0"], ["-H", "Transfer-Encoding: chunked"], ["--http2"]], ids=str)
 def test_curl_sends_a_large_body_and_reads_a_stream(llmgw: Llmgw, words: list[str]) -> None:
     """Above 1 MB it asks for leave first; --http2 asks for an upgrade."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -305,7 +304,8 @@ def test_a_cut_cable_is_noticed_and_mended_without_a_loss(lab: Lab, model: Calla
     server.check_health()
 
 
-@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("ip"), reason="needs root and ip (Debian: iproute2)")
+@pytest.mark.needs("ip", "iproute2")
+@pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
 def test_a_host_whose_network_is_cut_is_found_out_and_comes_back(lab: Lab, model: Callable[..., Path]) -> None:
     host = lab.other_host()
     server = lab.server(hosts=(host.here,), host=host.here)
@@ -516,7 +516,7 @@ def test_stored_models_outlive_the_server(pair: tuple[Server, Agent, Agent]) -> 
     server.check_health()
 
 
-@pytest.mark.skipif(shutil.which("faketime") is None, reason="needs faketime (Debian: apt-get install faketime)")
+@pytest.mark.needs("faketime", "faketime")
 @pytest.mark.parametrize("skew", ["-1h", "+1h"])
 def test_a_clock_that_is_an_hour_off_does_no_harm(lab: Lab, model: Callable[..., Path], skew: str) -> None:
     server = lab.server()

@@ -24,9 +24,6 @@ from llmgw.server.socket_file import open_socket_file
 
 log = logging.getLogger(__name__)
 
-# What is served here, for rooms that only hand it on.
-Pages = QuartTrio
-
 BACKLOG = 1024
 # The door keeps fewer connections than this; the rest is a leak, which must not take every descriptor with it.
 MAX_CONNECTIONS = 1024
@@ -50,7 +47,7 @@ LOG_WINDOW_SECONDS = 60.0
 
 
 async def serve_pages(
-    app: Pages,
+    app: QuartTrio,
     at: str | socket.socket,
     *,
     drain_seconds: float,

@@ -2,11 +2,13 @@
 
 root
 ├─ watch_signals           SIGINT, SIGTERM, SIGQUIT: drain, then end; again: end now; SIGHUP: read server.yaml again
-└─ server half             scheduler, door, pages, agents' port, operators' port
+├─ server half             scheduler, door, pages, agents' port
+└─ operators' port         what llmgw ctl asks
 """
 
 from __future__ import annotations
 
+import functools
 import logging
 import signal
 import socket
@@ -32,14 +34,18 @@ from llmgw.host.output import write_err
 from llmgw.host.signals import stop_signals_of_a_server
 from llmgw.link.tls import Credentials, server_context
 from llmgw.server.agents import FleetAgents
+from llmgw.server.cluster import Cluster
 from llmgw.server.manage import Manage, Reread
-from llmgw.server.tree import Cluster, ServerHalf, serve_server
+from llmgw.server.pages import serve_pages
+from llmgw.server.tree import PAGES_DRAIN_SECONDS, ServerHalf, serve_server
 from llmgw.store import open_store
 
 log = logging.getLogger(__name__)
 
 # What the nodes of an earlier server get to come back: an agent dials at least every 10 s, and many come at once.
 SETTLE_SECONDS = 30.0
+# Connections of the operators' port: a page that watches keeps one, and a script none.
+MAX_OPERATORS = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,23 +102,23 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             created=int(time.time()),
             write_log=write_err,
         )
-        reread = Rereading(half=half, path=path, engines=engines, config=config)
-        manage = Manage(
-            half.scheduler,
-            engines=engines,
-            store=store.models,
-            declared=loaded.definitions,
-            links=half.links,
-            reread=reread.read,
-        )
-        half.cluster = Cluster(
+        cluster = Cluster(
             agents=FleetAgents(half.scheduler, store.nodes, counters=half.counters),
             agents_at=sockets.agents,
             credentials=credentials,
             revoked=config.agent_tls.revoked_file,
             lease_seconds=config.fleet.lease,
-            operator=create_app(manage, listen_host=config.admin_listen.host),
-            operator_at=sockets.operators,
+            counters=half.counters,
+        )
+        half.cluster = cluster
+        reread = Rereading(half=half, cluster=cluster, path=path, engines=engines, config=config)
+        manage = Manage(
+            half.scheduler,
+            engines=engines,
+            store=store.models,
+            declared=loaded.definitions,
+            links=cluster.links,
+            reread=reread.read,
         )
         known = frozenset(await store.nodes.list())
         # What these run is theirs to say, before anything is started in its place.
@@ -124,6 +130,14 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             root.start_soon(_watch_signals, stopping, half)
             root.start_soon(_watch_reload, manage)
             await root.start(serve_server, half)
+            operators = functools.partial(
+                serve_pages,
+                create_app(manage, listen_host=config.admin_listen.host),
+                sockets.operators,
+                drain_seconds=PAGES_DRAIN_SECONDS,
+                max_connections=MAX_OPERATORS,
+            )
+            await root.start(operators)
             log.warning("serving clients at %s; %s", half.base_url, _describe(sockets, len(known)))
             await stopping.wait()
             await half.drain(half.config.timeouts.drain)
@@ -168,6 +182,7 @@ class Rereading:
     """Reads server.yaml again, and knows what of it is in effect."""
 
     half: ServerHalf
+    cluster: Cluster
     path: Path
     engines: dict[str, Engine]
     config: ServerConfig
@@ -182,7 +197,8 @@ class Rereading:
 
         def apply() -> None:
             self.config = take_changes(self.config, found.config)
-            self.half.reconfigure(self.config, lease_seconds=self.config.fleet.lease)
+            self.half.reconfigure(self.config)
+            self.cluster.set_lease(self.config.fleet.lease)
 
         return Reread(
             file=str(self.path),

@@ -8,7 +8,7 @@ serve_server
       ├─ reactor           the client port's bytes, and those of the trunks
       ├─ waits             what a request must wait for
       ├─ pages             Quart on a unix socket
-      └─ of a cluster      the agents' port and the operators' port
+      └─ of a cluster      the agents' port
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import gc
 import logging
 import os
 import socket
-import ssl
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,21 +29,14 @@ import trio
 
 from llmgw.config.node import Limits, Timeouts
 from llmgw.core.fleet import Fleet
-from llmgw.core.replica import ShardAddress
 from llmgw.counters import Counters
 from llmgw.door.listener import Door, Listener, count_descriptors, fit_limits
 from llmgw.door.origin import Origins
-from llmgw.door.steps import Destination
-from llmgw.door.upstream import Dialer, Pool, Upstream, dial
+from llmgw.door.upstream import Dialer, Pool, dial
 from llmgw.engines.registry import Engine
-from llmgw.link.agentlink import Agents
-from llmgw.link.listener import AgentPort, LinkView, serve_agents
-from llmgw.link.tls import Credentials
-from llmgw.link.trunk import Trunks
 from llmgw.reactor.loop import Reactor
-from llmgw.reactor.transports import Transport
 from llmgw.server.gateway import FleetGateway, locate_by_trunk, locate_here
-from llmgw.server.pages import Pages, serve_pages
+from llmgw.server.pages import serve_pages
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
 from llmgw.server.showing import show
@@ -56,8 +48,6 @@ PAGES_DRAIN_SECONDS = 2.0
 # What clients get to read why their request was cut.
 LAST_WORDS_SECONDS = 0.5
 MAX_SOCKET_PATH = 100
-# Connections of the operators' port: a page that watches keeps one, and a script none.
-MAX_OPERATORS = 128
 # The collector walks everything that is alive; after start most of it stays alive for ever, so it is set aside, and the
 # young generation may grow further before a walk: a walk is a pause of every stream.
 GC_THRESHOLDS = (50_000, 20, 50)
@@ -78,17 +68,14 @@ class DoorConfig(Protocol):
     def on_demand_wait(self) -> float: ...
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
-    """What a server of other machines has besides: the port that agents dial, and the one that operators ask."""
+class Ports(Protocol):
+    """What a server has besides, where its engines are on other machines: ``server/cluster.py``."""
 
-    agents: Agents
-    agents_at: socket.socket
-    credentials: Credentials[ssl.SSLContext]
-    revoked: Path
-    lease_seconds: float
-    operator: Pages
-    operator_at: socket.socket
+    async def plant(self, reactor: Reactor, edge: trio.Nursery) -> Dialer:
+        """Open them in ``edge``, and say how engines are reached."""
+
+    def goaway(self, reason: str) -> None:
+        """Tell whoever is connected that the server stops."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -107,11 +94,10 @@ class ServerHalf:
     counters: Counters = field(default_factory=Counters)
     scheduler: Scheduler = field(default_factory=lambda: Scheduler(Fleet()))
     # None: engines are on this machine and are dialled
-    cluster: Cluster | None = None
+    cluster: Ports | None = None
     gateway: FleetGateway | None = None
     door: Door | None = None
     listener: Listener | None = None
-    agents: AgentPort | None = None
 
     @property
     def base_url(self) -> str:
@@ -119,11 +105,7 @@ class ServerHalf:
         host, port = self.listening.getsockname()[:2]
         return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
-    def links(self) -> tuple[LinkView, ...]:
-        """How the agents are connected."""
-        return self.agents.links() if self.agents is not None else ()
-
-    def reconfigure(self, config: DoorConfig, *, lease_seconds: float) -> None:
+    def reconfigure(self, config: DoorConfig) -> None:
         """Go by another configuration, as far as that can change while it runs."""
         self.config = config
         if self.door is not None:
@@ -131,8 +113,6 @@ class ServerHalf:
             self.door.reconfigure(Origins(config.host, config.cors_origins), limits, config.timeouts)
         if self.gateway is not None:
             self.gateway.set_wait(config.on_demand_wait)
-        if self.agents is not None:
-            self.agents.set_lease(lease_seconds)
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing more and let running requests end, within ``seconds`` or until ``hurry`` is called."""
@@ -148,8 +128,8 @@ class ServerHalf:
             with trio.move_on_after(LAST_WORDS_SECONDS):
                 await self.door.wait_sent()
             self.door.reset_unsent()
-        if self.agents is not None:
-            self.agents.goaway("the server is stopping")
+        if self.cluster is not None:
+            self.cluster.goaway("the server is stopping")
             # told in the next turns, or not at all: an agent finds out by itself as well
             await trio.sleep(LAST_WORDS_SECONDS)
 
@@ -166,8 +146,6 @@ async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] =
     with _socket_folder(half.folder) as folder:
         socket_path = str(folder / "pages.sock")
         pages_up = False
-        cluster = half.cluster
-        trunks = Trunks(reactor, counters=half.counters)
         gateway = half.gateway = FleetGateway(
             half.scheduler,
             engines=half.engines,
@@ -176,7 +154,7 @@ async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] =
             wait_seconds=half.config.on_demand_wait,
             created=half.created,
             pages=lambda: socket_path if pages_up else None,
-            locate=locate_here if cluster is None else locate_by_trunk,
+            locate=locate_here if half.cluster is None else locate_by_trunk,
         )
         async with trio.open_nursery() as core:
             await core.start(half.scheduler.serve)
@@ -187,27 +165,7 @@ async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] =
                 pages = functools.partial(serve_pages, app, socket_path, drain_seconds=PAGES_DRAIN_SECONDS)
                 await edge.start(pages)
                 pages_up = True
-                if cluster is not None:
-                    operator = functools.partial(
-                        serve_pages,
-                        cluster.operator,
-                        cluster.operator_at,
-                        drain_seconds=PAGES_DRAIN_SECONDS,
-                        max_connections=MAX_OPERATORS,
-                    )
-                    await edge.start(operator)
-                    agents = functools.partial(
-                        serve_agents,
-                        cluster.agents_at,
-                        cluster.agents,
-                        credentials=cluster.credentials,
-                        revoked=cluster.revoked,
-                        trunks=trunks,
-                        reactor=reactor,
-                        lease_seconds=cluster.lease_seconds,
-                        counters=half.counters,
-                    )
-                    half.agents = await edge.start(agents)
+                dialer = dial if half.cluster is None else await half.cluster.plant(reactor, edge)
                 half.descriptors = count_descriptors()
                 half.door = Door(
                     reactor,
@@ -216,24 +174,13 @@ async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] =
                     origins=Origins(half.config.host, half.config.cors_origins),
                     limits=fit_limits(half.config.limits, half.descriptors),
                     timeouts=half.config.timeouts,
-                    pool=Pool(reactor, connect_seconds=half.config.timeouts.connect, dialer=dial_by(trunks)),
+                    pool=Pool(reactor, connect_seconds=half.config.timeouts.connect, dialer=dialer),
                 )
                 half.listener = Listener(reactor, half.listening, half.door)
                 gc.collect()
                 gc.freeze()
                 gc.set_threshold(*GC_THRESHOLDS)
                 task_status.started()
-
-
-def dial_by(trunks: Trunks) -> Dialer:
-    """Sockets for what can be dialled, streams of a trunk for shards of other machines."""
-
-    def dial_destination(reactor: Reactor, address: Destination, owner: Upstream) -> Transport:
-        if isinstance(address, ShardAddress):
-            return trunks.open(address, owner, connected=owner.connected)
-        return dial(reactor, address, owner)
-
-    return dial_destination
 
 
 @contextmanager

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import shutil
 import ssl
 import subprocess
 import time
@@ -158,7 +157,7 @@ def pki(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="the openssl program is not on PATH")
+@pytest.mark.needs("openssl", "openssl")
 @pytest.mark.parametrize(
     ("purpose", "name", "good"),
     [

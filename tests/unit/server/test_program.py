@@ -92,7 +92,7 @@ def make_pipe(path: Path) -> None:
 
 async def test_a_file_that_has_become_a_pipe_is_told(path: Path) -> None:
     half: Any = Half()
-    reading = Rereading(half=half, path=path, engines={}, config=load_server(path, engines={}).config)
+    reading = Rereading(half=half, cluster=half, path=path, engines={}, config=load_server(path, engines={}).config)
     make_pipe(path)
     with trio.fail_after(60), pytest.raises(ConfigError, match=r"server\.yaml can't be read: it is no ordinary file"):
         await reading.read()
@@ -113,11 +113,14 @@ class Half:
     """What a reload reaches."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, float]] = []
+        self.told: list[Any] = []
         self.hurried = 0
 
-    def reconfigure(self, config: Any, *, lease_seconds: float) -> None:
-        self.told.append((config, lease_seconds))
+    def reconfigure(self, config: Any) -> None:
+        self.told.append(config)
+
+    def set_lease(self, seconds: float) -> None:
+        self.told.append(seconds)
 
     def hurry(self) -> None:
         self.hurried += 1
@@ -126,13 +129,13 @@ class Half:
 async def test_what_has_changed_is_applied_and_what_can_not_is_named(loaded: LoadedServer, path: Path) -> None:
     half: Any = Half()
     config = load_server(path, engines={}).config
-    reading = Rereading(half=half, path=path, engines={}, config=config)
+    reading = Rereading(half=half, cluster=half, path=path, engines={}, config=config)
     write(path, fleet={"lease": "20s"}, listen="127.0.0.1:9999", timeouts={"drain": "1s"})
     found = await reading.read()
     assert (found.changed, found.needs_restart) == (("fleet.lease", "timeouts.drain"), ("listen",))
     assert half.told == []
     found.apply()
-    ((applied, lease_seconds),) = half.told
+    applied, lease_seconds = half.told
     assert (applied.timeouts.drain, applied.listen, lease_seconds) == (1.0, config.listen, 20.0)
     # what waits for a restart is named again each time
     assert (await reading.read()).needs_restart == ("listen",)
@@ -140,7 +143,7 @@ async def test_what_has_changed_is_applied_and_what_can_not_is_named(loaded: Loa
 
 async def test_a_file_that_has_become_wrong_changes_nothing(path: Path) -> None:
     half: Any = Half()
-    reading = Rereading(half=half, path=path, engines={}, config=load_server(path, engines={}).config)
+    reading = Rereading(half=half, cluster=half, path=path, engines={}, config=load_server(path, engines={}).config)
     write(path, nonsense=1)
     with pytest.raises(ConfigError, match="nonsense"):
         await reading.read()
