@@ -99,5 +99,8 @@ def _tenths(count: int) -> str:
 
 
 def printable(text: str) -> str:
-    """``text`` as it may stand in a line of a log: whoever made it makes no line of its own, and no colours."""
-    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+    """``text`` as it may stand in a line of a log, whatever is not printable escaped: whoever made it makes no line of
+    its own, and nothing that a terminal acts on."""
+    if text.isprintable():
+        return text
+    return "".join(mark if mark.isprintable() else mark.encode("unicode_escape").decode("ascii") for mark in text)

@@ -128,4 +128,5 @@ def test_a_size_is_written_within_a_twentieth_of_itself(size_bytes: int) -> None
 
 def test_what_is_printed_makes_no_line_of_its_own() -> None:
     assert printable("a line, and äöü") == "a line, and äöü"
+    assert printable("Köln\n") == "Köln\\n"
     assert printable("bye\n2026 forged \x1b[31m") == "bye\\n2026 forged \\x1b[31m"

@@ -373,6 +373,9 @@ class Dialer:
             over=end,
         )
         stream = await dial_trunk(way)
+        if self._leaving:
+            # a trunk that comes now would be given new requests
+            return await trio.aclose_forcefully(stream)
         try:
             transport = hand_over(self._reactor, stream, trunk.carrier)
         except OSError as error:

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import traceback
 
+from llmgw.units import printable
+
 LINE_CHARS = 2000
 
 
 def clean(text: str, most: int = LINE_CHARS) -> str:
-    """``text`` on one line of at most ``most`` characters, whatever is not printable escaped. Cleaning twice is as
-    cleaning once."""
-    text = text if len(text) <= most else text[: most - 1] + "…"
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else _escape(each) for each in text)
-
-
-def _escape(mark: str) -> str:
-    return mark.encode("unicode_escape").decode("ascii")
+    """``text`` on one line of at most ``most`` characters. Cleaning twice is as cleaning once."""
+    return printable(text if len(text) <= most else text[: most - 1] + "…")
 
 
 def trace(error: BaseException) -> str:
