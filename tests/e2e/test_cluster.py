@@ -192,6 +192,8 @@ def test_a_server_that_is_killed_leaves_everything_running_and_the_next_one_find
     with begin_stream(server):
         server.kill()
     server.start()
+    # who asks at once is held until a node is back, and its trunk
+    assert server.chat().status == 200
     wait_nodes(server, "n1", "n2")
     wait_for(lambda: len(server.replicas()) == 2, "both replicas")
     assert server.chat().status == 200
@@ -322,6 +324,7 @@ def test_a_host_whose_network_is_cut_is_found_out_and_comes_back(lab: Lab, model
     wait_nodes(server, "n1", state="lost")
     refused = server.chat()
     assert (refused.status, refused.code) == (503, "model_unreachable")
+    assert server.look("models")["models"][0]["serving"] is False
     host.plug()
     wait_nodes(server, "n1")
     wait_for(server.replicas, "the replica")

@@ -211,6 +211,7 @@ class Fleet:
         self._asked_at.pop(name, None)
 
     def _register(self, event: NodeRegistered, now: float) -> None:
+        was_lost = event.node.id in self._roster.lost()
         member = self._roster.enrol(event.node)
         self._expected.discard(event.node.id)
         named: set[LifeKey] = set()
@@ -222,6 +223,8 @@ class Fleet:
             life = self._roster.lives.get(key)
             if life is not None:
                 self._observe(life, report, now)
+                if was_lost and life.alive:
+                    self._announce(life.replica, f"{life.replica.id} can be reached again: {event.node.id} is back")
             else:
                 self._find_running(member, spec, report, now)
             self._roster.see_epoch(spec.replica, spec.epoch)

@@ -46,6 +46,7 @@ CHAT = "/v1/chat/completions"
 INFERENCE = frozenset({CHAT, "/v1/completions", "/v1/embeddings"})
 MODELS = "/v1/models"
 HEALTH = "/health"
+UNREACHABLE = "model_unreachable"
 # A larger body is decoded, or edited, in a thread: 10 ms of one turn is all that everybody else can spare.
 INLINE_BODY_BYTES = 1024 * 1024
 INLINE_EDIT_BYTES = 64 * 1024
@@ -231,7 +232,7 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         if route is None and refusal is None and (yield Park(gateway.wait_ready, (model,))):
             continue
         if route is None:
-            if refusal is not None:
+            if refusal is not None and refusal.code != UNREACHABLE:
                 request.outcome = Outcome.ENGINE_FAILED
             yield Refuse(refusal or gateway.absent(model))
             return
@@ -377,7 +378,7 @@ def _report_failure(request: Request, route: Route, failure: Failure) -> Generat
         return None
     if failure.unreachable:
         message = f"The model {request.model} can't be reached now: {failure.reason}."
-        refusal = Refusal(status=503, code="model_unreachable", message=message, retry_after=5)
+        refusal = Refusal(status=503, code=UNREACHABLE, message=message, retry_after=5)
     else:
         message = f"The engine failed before it answered: {failure.reason}."
         refusal = Refusal(status=502, code="engine_failed", message=message, retry_after=5)

@@ -284,9 +284,17 @@ class ServerTrunk:
 class Trunks:
     """All trunks of all nodes."""
 
-    def __init__(self, reactor: Reactor, *, max_streams: int = MAX_STREAMS, counters: Counters | None = None) -> None:
-        """``max_streams``: of one trunk; the agent may set less."""
+    def __init__(
+        self,
+        reactor: Reactor,
+        *,
+        max_streams: int = MAX_STREAMS,
+        counters: Counters | None = None,
+        opened: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``max_streams``: of one trunk; the agent may set less. ``opened`` is called when there is one more."""
         self.reactor = reactor
+        self._tell_opened = opened
         counters = counters or Counters()
         self._opened = counters.counter(
             "llmgw_trunk_streams_total", "Connections to engines that were opened over trunks, by node.", ("node",)
@@ -335,10 +343,15 @@ class Trunks:
         self._opened.add((address.node,), 1)
         return best.open(address, owner, connected)
 
+    def reaches(self, node: NodeId) -> bool:
+        """Whether a stream could be opened to it now."""
+        return any(trunk.open_to_streams for trunk in self._by_node.get(node, ()))
+
     def take_in(self, trunk: ServerTrunk) -> None:
         """It has proved itself: streams may be opened."""
         self._by_node.setdefault(trunk.node, []).append(trunk)
         trunk.carrier.say(logging.INFO, f"{trunk.carrier.name}: open")
+        self._tell_opened()
 
     def forget(self, trunk: ServerTrunk) -> None:
         """It has ended."""

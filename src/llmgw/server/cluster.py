@@ -8,11 +8,13 @@ from __future__ import annotations
 import functools
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 
+from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardAddress
 from llmgw.counters import Counters
 from llmgw.door.steps import Destination
@@ -35,11 +37,14 @@ class Cluster:
     revoked: Path
     lease_seconds: float
     counters: Counters
+    # called when a node can be reached that could not
+    stir: Callable[[], None]
+    trunks: Trunks | None = None
     port: AgentPort | None = None
 
     async def plant(self, reactor: Reactor, edge: trio.Nursery) -> Dialer:
         """Open the port in ``edge``; what is given reaches engines here by sockets, on nodes by their trunks."""
-        trunks = Trunks(reactor, counters=self.counters)
+        trunks = self.trunks = Trunks(reactor, counters=self.counters, opened=self.stir)
         agents = functools.partial(
             serve_agents,
             self.agents_at,
@@ -53,6 +58,10 @@ class Cluster:
         )
         self.port = await edge.start(agents)
         return dial_by(trunks)
+
+    def reaches(self, node: NodeId) -> bool:
+        """Whether requests get through to a node now."""
+        return self.trunks is not None and self.trunks.reaches(node)
 
     def links(self) -> tuple[LinkView, ...]:
         """How the agents are connected."""

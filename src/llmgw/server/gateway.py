@@ -9,6 +9,7 @@ import trio
 from llmgw.core.events import Demand
 from llmgw.core.identity import ANYONE, Caller
 from llmgw.core.model import Model
+from llmgw.core.node import NodeId
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import Endpoint, Replica, ReplicaId, ShardAddress
 from llmgw.core.routing import choose
@@ -21,6 +22,9 @@ from llmgw.engines.registry import Engine
 from llmgw.engines.types import RequestRules
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
+
+# What a request waits for a model that is ready on a node which can't be reached.
+UNREACHABLE_SECONDS = 5.0
 
 
 def locate_here(replica: Replica) -> Destination:
@@ -51,8 +55,11 @@ class FleetGateway:
         created: int,
         pages: Callable[[], str | None],
         locate: Callable[[Replica], Destination],
+        reaches: Callable[[NodeId], bool] | None = None,
         clock: Callable[[], float] = trio.current_time,
     ) -> None:
+        """``reaches``: whether requests get through to a node now; None where all engines are on this machine."""
+        self._reaches = reaches
         self._scheduler = scheduler
         self._fleet = scheduler.fleet
         self._engines = engines
@@ -91,7 +98,7 @@ class FleetGateway:
         return self._created
 
     def choose(self, model: Model, without: Collection[str]) -> Route | None:
-        ready = self._fleet.ready(model.name)
+        ready = self._routable(model)
         replica = ready[0] if len(ready) == 1 and not without else choose(ready, self._in_flight, without)
         if replica is None or replica.endpoint is None:
             return None
@@ -126,13 +133,27 @@ class FleetGateway:
         if model.scaling.max == 0:
             return False
         await self._scheduler.post(Demand(model=model.name))
-        with trio.move_on_after(self._wait_seconds):
-            while not self._fleet.ready(model.name):
+        # An agent or a server that begins anew is back in seconds; a node that is gone is not waited for as a load is.
+        seconds = min(self._wait_seconds, UNREACHABLE_SECONDS) if self._out_of_reach(model) else self._wait_seconds
+        with trio.move_on_after(seconds):
+            while not self._routable(model):
                 if self._hopeless(model):
                     return False
                 await self._scheduler.wait_changed()
             return True
         return False
+
+    def _routable(self, model: Model) -> tuple[Replica, ...]:
+        ready, reaches = self._fleet.ready(model.name), self._reaches
+        return ready if reaches is None else tuple(replica for replica in ready if reaches(replica.shard.node))
+
+    def _out_of_reach(self, model: Model) -> list[NodeId]:
+        """The nodes that replicas of this model are on, and that requests don't get through to."""
+        nodes = set(self._fleet.silent_nodes(model.name))
+        if self._reaches is not None:
+            on = {replica.shard.node for replica in self._fleet.ready(model.name)}
+            nodes |= {node for node in on if not self._reaches(node)}
+        return sorted(nodes)
 
     def _hopeless(self, model: Model) -> bool:
         """It will not be ready within the wait: better to say so now."""
@@ -147,9 +168,11 @@ class FleetGateway:
             message = f"The model {model.name} is configured and deliberately not running (scaling.max is 0)."
             return Refusal(status=503, code="model_not_running", message=message)
         seconds = self._retry_after(model)
-        silent = self._fleet.silent_nodes(model.name)
-        if silent:
-            message = f"The model {model.name} can't be reached now: nothing is heard of {', '.join(silent)}."
+        out_of_reach = self._out_of_reach(model)
+        if out_of_reach:
+            message = (
+                f"The model {model.name} can't be reached now: there is no connection to {', '.join(out_of_reach)}."
+            )
             return Refusal(status=503, code="model_unreachable", message=message, retry_after=seconds)
         message = f"The model {model.name} is loading; try again in {seconds} s."
         verdict = self._fleet.verdict(model.name)

@@ -79,6 +79,12 @@ def lost_nodes(fleet: FleetStatistics) -> frozenset[NodeId]:
     return frozenset(each.node.id for each in fleet.nodes if each.lost)
 
 
+def away_nodes(fleet: FleetStatistics, links: Iterable[LinkFacts]) -> frozenset[NodeId]:
+    """Those that requests can't go to: lost, or without a link at the moment."""
+    linked = {link.node for link in links if link.connected}
+    return frozenset(each.node.id for each in fleet.nodes if each.lost or each.node.id not in linked)
+
+
 def view_replicas(fleet: FleetStatistics, now: float) -> tuple[ReplicaView, ...]:
     """By id, those included whose model is gone from the catalog."""
     lost = lost_nodes(fleet)

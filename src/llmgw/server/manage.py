@@ -33,7 +33,7 @@ from llmgw.core.model import Model, ModelName
 from llmgw.core.placement import Rejected
 from llmgw.engines.registry import Engine
 from llmgw.errors import ConfigError, LlmgwError, Problem
-from llmgw.server.looking import LinkFacts, count, find_concerns, lost_nodes, view_model, view_nodes, view_replicas
+from llmgw.server.looking import LinkFacts, away_nodes, count, find_concerns, view_model, view_nodes, view_replicas
 from llmgw.server.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -148,8 +148,8 @@ class Manage:
         return self._view_models(self._scheduler.fleet.statistics())
 
     def _view_models(self, fleet: FleetStatistics) -> tuple[ModelView, ...]:
-        places, lost = self._declared_places(), lost_nodes(fleet)
-        return tuple(view_model(each, lost, *self._origin(each.model.name, places)) for each in fleet.models)
+        places, away = self._declared_places(), away_nodes(fleet, self._links())
+        return tuple(view_model(each, away, *self._origin(each.model.name, places)) for each in fleet.models)
 
     def replicas(self, model: str | None) -> tuple[ReplicaView, ...]:
         found = view_replicas(self._scheduler.fleet.statistics(), self._clock())
@@ -164,7 +164,7 @@ class Manage:
         origin, where = self._origin(found.name, self._declared_places())
         stored = self._find_stored(found.name) if origin is Origin.STORED else None
         return ModelDetail(
-            model=view_model(each, lost_nodes(fleet), origin, where),
+            model=view_model(each, away_nodes(fleet, self._links()), origin, where),
             definition=each.model,
             replicas=self.replicas(found.name),
             rejections=each.verdict.rejections if isinstance(each.verdict, Rejected) else (),

@@ -109,6 +109,7 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             revoked=config.agent_tls.revoked_file,
             lease_seconds=config.fleet.lease,
             counters=half.counters,
+            stir=half.scheduler.stir,
         )
         half.cluster = cluster
         reread = Rereading(half=half, cluster=cluster, path=path, engines=engines, config=config)

@@ -65,8 +65,13 @@ class Scheduler:
             tell(desire)
         return functools.partial(followers.remove, tell)
 
+    def stir(self) -> None:
+        """Let whoever waits for a change look again: something else that they look at has changed."""
+        self._changed.set()
+        self._changed = trio.Event()
+
     async def wait_changed(self) -> None:
-        """Wait until the fleet has changed in a way that it announced."""
+        """Wait until the fleet has changed in a way that it announced, or ``stir`` was called."""
         await self._changed.wait()
 
     async def serve(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -118,5 +123,4 @@ class Scheduler:
         # an agent's words, and an engine's, are in it
         text = "\n    ".join(map(printable, (announced.text, *announced.lines[-SHOWN_LINES:])))
         log.log(level, "%s: %s", printable(model), text)
-        self._changed.set()
-        self._changed = trio.Event()
+        self.stir()

@@ -29,6 +29,7 @@ import trio
 
 from llmgw.config.node import Limits, Timeouts
 from llmgw.core.fleet import Fleet
+from llmgw.core.node import NodeId
 from llmgw.counters import Counters
 from llmgw.door.listener import Door, Listener, count_descriptors, fit_limits
 from llmgw.door.origin import Origins
@@ -73,6 +74,9 @@ class Ports(Protocol):
 
     async def plant(self, reactor: Reactor, edge: trio.Nursery) -> Dialer:
         """Open them in ``edge``, and say how engines are reached."""
+
+    def reaches(self, node: NodeId) -> bool:
+        """Whether requests get through to a node now."""
 
     def goaway(self, reason: str) -> None:
         """Tell whoever is connected that the server stops."""
@@ -155,6 +159,7 @@ async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] =
             created=half.created,
             pages=lambda: socket_path if pages_up else None,
             locate=locate_here if half.cluster is None else locate_by_trunk,
+            reaches=None if half.cluster is None else half.cluster.reaches,
         )
         async with trio.open_nursery() as core:
             await core.start(half.scheduler.serve)

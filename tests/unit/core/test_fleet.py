@@ -491,7 +491,9 @@ def test_no_request_goes_to_a_lost_node_until_it_is_back() -> None:
     assert fleet.statistics().nodes[0].lost
     assert fleet.handle(NodeLost(node=N1), 21.0) == []
     assert desires(effects) == []
-    fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 30.0)
+    effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 30.0)
+    # (which is what requests wait for that were held meanwhile)
+    assert [said.text for said in announced(effects)] == ["rep-m-1 can be reached again: n1 is back"]
     assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1"]
     assert fleet.silent_nodes(M) == ()
     assert not fleet.statistics().nodes[0].lost

@@ -127,9 +127,13 @@ class World:
     def __init__(self) -> None:
         self.clock = Clock()
         self.reactor = Reactor(clock=self.clock)
-        self.trunks = Trunks(self.reactor)
+        self.opened = 0
+        self.trunks = Trunks(self.reactor, opened=self.note_opened)
         self.fars: list[Far] = []
         self.asked: list[str] = []
+
+    def note_opened(self) -> None:
+        self.opened += 1
 
     def turn(self) -> None:
         while self.reactor.turn():
@@ -198,6 +202,20 @@ def test_a_made_connection_and_an_answer_are_heard(world: World) -> None:
     world.turn()
     assert ear.heard == ["connected", "ended"]
     assert ear.got == b"HTTP/1.1 200 OK"
+
+
+def test_a_node_is_reached_from_its_first_trunk_to_the_last_that_takes_streams(world: World) -> None:
+    assert not world.trunks.reaches(NodeId(NODE))
+    world.dial(session="wrong")
+    assert (world.trunks.reaches(NodeId(NODE)), world.opened) == (False, 0)
+    world.dial()
+    assert (world.trunks.reaches(NodeId(NODE)), world.opened) == (True, 1)
+    assert not world.trunks.reaches(NodeId("other"))
+    world.open()
+    world.trunks.goaway(NodeId(NODE))
+    world.turn()
+    # it is there for its stream, and for no other
+    assert not world.trunks.reaches(NodeId(NODE))
 
 
 def test_an_acknowledgement_counts_once(world: World) -> None:

@@ -35,7 +35,9 @@ def test_a_cluster_that_is_not_planted_yet_has_no_links_and_can_be_told_everythi
         revoked=nothing,
         lease_seconds=15.0,
         counters=nothing,
+        stir=nothing,
     )
+    assert not cluster.reaches(NodeId("n1"))
     cluster.set_lease(20.0)
     cluster.goaway("the test")
     assert (cluster.links(), cluster.lease_seconds) == ((), 20.0)

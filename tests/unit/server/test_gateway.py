@@ -19,7 +19,7 @@ from llmgw.dialects.openai import Usage
 from llmgw.door.http1 import RequestHead
 from llmgw.door.request import Outcome, Request
 from llmgw.engines.types import RequestRules
-from llmgw.server.gateway import FleetGateway, locate_by_trunk, locate_here
+from llmgw.server.gateway import UNREACHABLE_SECONDS, FleetGateway, locate_by_trunk, locate_here
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
 
@@ -28,7 +28,12 @@ class Setting:
     """A gateway over a real fleet that the test moves by hand."""
 
     def __init__(
-        self, *, wait_seconds: float = 20.0, rules: RequestRules | None = None, locate: Any = locate_here
+        self,
+        *,
+        wait_seconds: float = 20.0,
+        rules: RequestRules | None = None,
+        locate: Any = locate_here,
+        reaches: Any = None,
     ) -> None:
         self.fleet = Fleet()
         self.scheduler = Scheduler(self.fleet, clock=lambda: self.now)
@@ -46,6 +51,7 @@ class Setting:
             created=17,
             pages=lambda: "/pages",
             locate=locate,
+            reaches=reaches,
             clock=lambda: self.now,
         )
 
@@ -194,6 +200,34 @@ def test_a_model_on_a_silent_node_says_so(ready: Setting, a_model: Any) -> None:
     assert (refusal.status, refusal.code) == (503, "model_unreachable")
     assert "n1" in refusal.message
     assert refusal.retry_after
+
+
+async def test_a_node_that_requests_do_not_get_through_to_is_waited_for_a_while(
+    a_model: Any, node: Any, a_report: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    reached: set[str] = set()
+    setting = Setting(reaches=reached.__contains__)
+    model = a_model()
+    setting.place(model, node)
+    (spec,) = setting.shards(model)
+    setting.report(node, a_report(spec, ShardState.READY))
+    assert setting.gateway.choose(model, frozenset()) is None
+    refusal = setting.gateway.absent(model)
+    assert (refusal.status, refusal.code) == (503, "model_unreachable")
+    assert "no connection to n1" in refusal.message
+    began = trio.current_time()
+    assert not await setting.gateway.wait_ready(model)
+    assert trio.current_time() - began == UNREACHABLE_SECONDS
+
+    async def come_back() -> None:
+        await trio.sleep(1)
+        reached.add(node.id)
+        setting.scheduler.stir()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(come_back)
+        assert await setting.gateway.wait_ready(model)
+    assert setting.gateway.choose(model, frozenset()) is not None
 
 
 async def test_who_waits_is_told_when_it_is_ready(
