@@ -154,6 +154,7 @@ def test_no_test_sits_where_it_is_not_run() -> None:
         "conformance",
         "e2e",
         "bench",
+        "examples",
     }
 
 

@@ -43,11 +43,12 @@ class ConfigError(LlmgwError):
 
 
 class EngineFailed(LlmgwError):  # noqa: N818 - named by what happens next, like all of them
-    """An engine process ended or never became ready; carries its cause and its last lines."""
+    """An engine process ended or never became ready; carries its cause, what to do about it, and its last lines."""
 
-    def __init__(self, message: str, lines: tuple[str, ...] = ()) -> None:
+    def __init__(self, message: str, lines: tuple[str, ...] = (), *, remedy: str | None = None) -> None:
         super().__init__(message)
         self.lines = lines
+        self.remedy = remedy
 
 
 class LinkLost(LlmgwError):  # noqa: N818

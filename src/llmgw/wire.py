@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar, cast
 
 import msgspec
+import msgspec.structs
 
 from llmgw.core.effects import Desire
 from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ShardId, ShardReport, ShardSpec
 from llmgw.errors import LlmgwError
 
-PROTOCOL = 2
+PROTOCOL = 3
 # A server is upgraded before its agents: it speaks what they spoke before.
 OLDEST = 1
+# From here on agents tell what they have applied; and know all that a definition may ask for.
+TELLS_APPLIED = 2
+KNOWS_ALL_KEYS = 3
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # Of names and ids, of any other text (an engine's argument may be a chat template), and of anything counted.
@@ -35,7 +40,7 @@ WORDS_CHARS = 4000
 SHARDS = 1024
 
 _NAME_FIELDS = frozenset({"id", "node", "shard", "replica"})
-_WORDS_FIELDS = frozenset({"cause", "progress"})
+_WORDS_FIELDS = frozenset({"cause", "remedy", "progress", "broken"})
 _SHARD_FIELDS = frozenset({"running", "shards", "put", "drop"})
 # What can be so: a try's number is counted on from here, and sizes are added up and shown.
 _RANGES: dict[str, tuple[float, float]] = {
@@ -46,6 +51,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "free_gb": (0, 1e9),
     "total_gb": (0, 1e9),
     "port": (0, 65535),
+    "cache_used": (0, 1),
 }
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS)]
@@ -170,10 +176,20 @@ def encode(message: AgentMessage | ServerMessage) -> bytes:
 
 def decode_from_agent(data: bytes, protocol: int) -> AgentMessage:
     """What an agent of ``protocol`` said; ``Hello`` reads the same in all. Raises WireError, and nothing else."""
-    if protocol >= PROTOCOL:
+    if protocol >= KNOWS_ALL_KEYS:
         return _decode(_FROM_AGENT, data)
-    message = _decode(_FROM_OLD_AGENT, data)
-    return NodeWord(node=message.node, applied=None) if isinstance(message, _OldNodeWord) else message
+    message = _decode(_FROM_AGENT, data) if protocol >= TELLS_APPLIED else _decode(_FROM_OLD_AGENT, data)
+    match message:
+        case _OldNodeWord():
+            return NodeWord(node=_outdate(message.node), applied=None)
+        case NodeWord() | Register():
+            return msgspec.structs.replace(message, node=_outdate(message.node))
+        case _:
+            return message
+
+
+def _outdate(node: Node) -> Node:
+    return dataclasses.replace(node, outdated=True)
 
 
 def decode_from_server(data: bytes) -> ServerMessage:
@@ -210,6 +226,9 @@ def _check(value: object, path: str) -> None:
                 raise WireError(f"{path}: {value} is no number that can be sent")
         case tuple() | frozenset():
             _check_items(value, path)
+        case Mapping():
+            _check_items(tuple(value), path)
+            _check_items(tuple(value.values()), path)
         case _:
             _check_fields(value, path)
 

@@ -22,6 +22,15 @@ answer does. The fields of ``fake``, all optional:
     continues                            so many "100 Continue" before the head
     headers, odd_headers                 more headers, [[name, value], ...]; doubled, empty, odd ones
 
+FAKE_PROBE in the environment spoils ``--version`` and ``--help``, by words between spaces:
+
+    library          a shared library is missing; this way nothing else works either
+    hang             neither ends
+    garbled          the version is told in words that nobody reads
+    silent           the help is empty
+    without=FLAG     the help has no such flag, and a launch that gives it fails
+    deprecated=FLAG  the help says that the flag is deprecated
+
 GET /fake/requests tells every request seen and how it ended; POST /fake/health {"status": N, "body": "...",
 "silent": true} changes the health from now on; POST /fake/exit {"code": N} ends the process.
 """
@@ -257,6 +266,7 @@ class Engine:
         self.connections = 0
         self.ready_at = time.monotonic() + options.load_seconds
         self.health = None
+        self.prompt_tokens = 0
         self.ended = asyncio.Event()
         self.code = options.exit_code
 
@@ -311,6 +321,7 @@ class Engine:
         elif path == "/v1/embeddings":
             await reply.whole(200, json.dumps(embeddings(body)))
         elif path in ("/v1/chat/completions", "/v1/completions"):
+            self.prompt_tokens += 7
             write = stream if body.get("stream") else whole
             await write(reply, body, fake, chat=path == "/v1/chat/completions", name=self.options.alias)
         else:
@@ -323,8 +334,7 @@ class Engine:
             case "/health":
                 await self.serve_health(reply)
             case "/metrics":
-                running = sum(seen.state == "open" and seen.path.startswith("/v1/") for seen in self.seen)
-                await reply.whole(200, f"# HELP fake_running x\nfake_running {running}\nfake_waiting 0\n", "text/plain")
+                await reply.whole(200, self.metrics(), "text/plain")
             case "/v1/models":
                 await reply.whole(200, json.dumps({"object": "list", "data": [{"id": self.options.alias}]}))
             case "/fake/requests":
@@ -338,6 +348,15 @@ class Engine:
                 self.ended.set()
             case _:
                 await reply.whole(404, "{}")
+
+    def metrics(self):
+        """Of each prompt after the first the cache had all but one token; a step is a byte of an answer."""
+        steps = sum(seen.bytes_written for seen in self.seen if seen.path.startswith("/v1/"))
+        running = sum(seen.state == "open" and seen.path.startswith("/v1/") for seen in self.seen)
+        cached = max(self.prompt_tokens - 7, 0) // 7 * 6
+        counts = {"running": running, "waiting": 0, "cache_percent": min(10 * running, 100)}
+        counts |= {"prompt_tokens": self.prompt_tokens, "cached_tokens": cached, "steps": steps}
+        return "# HELP fake_running x\n" + "".join(f"fake_{name} {count}\n" for name, count in counts.items())
 
     async def serve_health(self, reply):
         if self.health is not None:
@@ -511,6 +530,10 @@ async def run(options):
             loop.add_signal_handler(signum, engine.leave)
     if options.crash_after is not None:
         loop.call_later(options.load_seconds + options.crash_after, engine.ended.set)
+    if options.headless:
+        print(f"waiting for rank 0 at {options.meet}", flush=True)
+        await engine.ended.wait()
+        return engine.code
     try:
         server = await asyncio.start_server(engine.serve, options.host, options.port, limit=1 << 20)
     except OSError:
@@ -528,30 +551,65 @@ async def run(options):
     return engine.code
 
 
-def parse():
+FLAGS = {
+    "--host": {"default": "127.0.0.1"},
+    "--port": {"type": int, "default": 0, "help": "0 takes a free one; the line 'listening on' tells it"},
+    "--model": {"default": "", "help": "any text; it is not read"},
+    "--alias": {"default": "", "help": "the model name in replies (default: the request's)"},
+    "--lora": {"action": "append", "metavar": "NAME=SOURCE", "help": "an adapter; may be repeated, and is not read"},
+    "--tool-parser": {"choices": ["parrot", "magpie"], "help": "checked, and of no effect"},
+    "--tp": {"type": int, "default": 1, "help": "how many cards share a layer; of no effect"},
+    "--pp": {"type": int, "default": 1, "help": "how many cards share the layers; of no effect"},
+    "--nodes": {"type": int, "default": 1, "help": "how many machines; of no effect"},
+    "--rank": {"type": int, "default": 0, "help": "which of them this is; of no effect"},
+    "--meet": {"default": "", "metavar": "HOST:PORT", "help": "where they meet; of no effect"},
+    "--headless": {"action": "store_true", "help": "work for another rank: never listen"},
+    "--load-seconds": {"type": float, "default": 0.0, "help": "/health is 503 so long"},
+    "--never-ready": {"action": "store_true"},
+    "--ready-when": {"default": "", "help": "/health is 503 until this file is there"},
+    "--bind-when": {"default": "", "help": "listen only once this file is there"},
+    "--broken": {"default": "", "help": "/health is 500 'broken: TEXT'"},
+    "--crash-after": {"type": float, "help": "seconds after loading until the process ends by itself"},
+    "--crash-at-start": {"action": "store_true", "help": "end before listening"},
+    "--exit-code": {"type": int, "default": 0},
+    "--deaf-to-term": {"action": "store_true"},
+    "--spawn-child": {"action": "store_true", "help": "a child that goes on when the parent is gone"},
+    "--print-line": {"action": "append", "default": [], "help": "a line of the log; may be repeated"},
+    "--flood-log": {"type": int, "default": 0, "help": "so many bytes of log"},
+}
+
+
+def parse(spoiled):
     parser = argparse.ArgumentParser(prog="fake_engine", description="An engine that misbehaves on request.")
-    parser.add_argument("--version", action="version", version=f"fake_engine {VERSION}")
-    parser.add_argument("--host", default="127.0.0.1")
-    parser.add_argument("--port", type=int, default=0, help="0 takes a free one; the line 'listening on' tells it")
-    parser.add_argument("--model", default="", help="any text; it is not read")
-    parser.add_argument("--alias", default="", help="the model name in replies (default: the request's)")
-    parser.add_argument("--load-seconds", type=float, default=0.0, help="/health is 503 so long")
-    parser.add_argument("--never-ready", action="store_true")
-    parser.add_argument("--ready-when", default="", help="/health is 503 until this file is there")
-    parser.add_argument("--bind-when", default="", help="listen only once this file is there")
-    parser.add_argument("--broken", default="", help="/health is 500 'broken: TEXT'")
-    parser.add_argument("--crash-after", type=float, help="seconds after loading until the process ends by itself")
-    parser.add_argument("--crash-at-start", action="store_true", help="end before listening")
-    parser.add_argument("--exit-code", type=int, default=0)
-    parser.add_argument("--deaf-to-term", action="store_true")
-    parser.add_argument("--spawn-child", action="store_true", help="a child that goes on when the parent is gone")
-    parser.add_argument("--print-line", action="append", default=[], help="a line of the log; may be repeated")
-    parser.add_argument("--flood-log", type=int, default=0, help="so many bytes of log")
+    version = "the fake one" if "garbled" in spoiled else f"fake_engine {VERSION}"
+    parser.add_argument("--version", action="version", version=version)
+    for flag, settings in FLAGS.items():
+        if f"without={flag}" in spoiled:
+            parser.set_defaults(**{flag.strip("-").replace("-", "_"): settings.get("default")})
+            continue
+        said = {"help": "Deprecated. Use another one instead."} if f"deprecated={flag}" in spoiled else {}
+        parser.add_argument(flag, **settings | said)
     return parser.parse_args()
 
 
+def spoil_probe(spoiled):
+    """What goes wrong before a flag is looked at: an exit status, or None."""
+    asked = {"--version", "--help", "-h"} & set(sys.argv)
+    if "library" in spoiled:
+        reason = "libfake.so.1: cannot open shared object file: No such file or directory"
+        print(f"{sys.argv[0]}: error while loading shared libraries: {reason}", file=sys.stderr, flush=True)
+        return 127
+    while asked and "hang" in spoiled:
+        time.sleep(60)
+    return 0 if "silent" in spoiled and asked - {"--version"} else None
+
+
 def main():
-    options = parse()
+    spoiled = os.environ.get("FAKE_PROBE", "").split()
+    code = spoil_probe(spoiled)
+    if code is not None:
+        return code
+    options = parse(spoiled)
     if options.spawn_child:
         spawn_child(options.deaf_to_term)
     if options.crash_at_start:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,7 +13,10 @@ from pathlib import Path
 import pytest
 import trio
 
+from llmgw.engines import read_argparse_help
+
 PROGRAM = str(Path(__file__).with_name("fake_engine.py"))
+FLAGS = re.findall(r'^    "(--[a-z-]+)": \{', Path(PROGRAM).read_text(), re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
@@ -260,3 +264,71 @@ async def test_a_connection_is_kept_and_may_close_right_after_a_reply(port):
             octets = b"".join([bytes(chunk) async for chunk in stream])
     assert octets.count(b"HTTP/1.1 200 OK") == 2
     assert b"connection: close" not in octets
+
+
+def run(*flags, probe="", timeout=60):
+    environ = {**os.environ, "FAKE_PROBE": probe}
+    command = [sys.executable, PROGRAM, *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, env=environ)
+
+
+@pytest.mark.slow
+def test_it_tells_its_version_and_its_flags():
+    assert run("--version").stdout == "fake_engine 1.0\n"
+    flags = {name for flag in read_argparse_help(run("--help").stdout) for name in flag.names}
+    assert flags == {*FLAGS, "--version", "-h", "--help"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flag", ["--version", "--help"])
+def test_a_probe_can_miss_a_library_or_hang(flag):
+    done = run(flag, probe="library")
+    assert done.returncode == 127
+    assert "error while loading shared libraries: libfake.so.1: cannot open shared object file" in done.stderr
+    with pytest.raises(subprocess.TimeoutExpired):
+        run(flag, probe="hang", timeout=1)
+
+
+@pytest.mark.slow
+def test_its_help_can_be_spoiled():
+    probe = "garbled deprecated=--alias without=--model"
+    assert run("--version", probe=probe).stdout == "the fake one\n"
+    flags = {flag.names[0]: flag for flag in read_argparse_help(run("--help", probe=probe).stdout)}
+    assert flags["--alias"].deprecated == "Deprecated. Use another one instead."
+    assert "--model" not in flags
+    assert flags["--tool-parser"].choices == {"parrot", "magpie"}
+    silent = run("--help", probe="silent")
+    assert (silent.returncode, silent.stdout) == (0, "")
+
+
+@pytest.mark.slow
+def test_a_flag_that_is_not_there_is_refused():
+    done = run("--model", "m", probe="without=--model")
+    assert done.returncode == 2
+    assert "error: unrecognized arguments: --model m" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_headless_one_waits_without_listening():
+    command = [sys.executable, PROGRAM, "--headless", "--meet", "192.0.2.1:1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as engine:
+        assert engine.stdout.readline() == "waiting for rank 0 at 192.0.2.1:1\n"
+        engine.terminate()
+        assert engine.stdout.read() == "cleaning up before exit\n"
+    assert engine.returncode == 0
+
+
+async def test_its_metrics_count_what_it_did(port):
+    async def count():
+        octets = await ask(port, None, path="/metrics", method="GET")
+        lines = octets.partition(b"\r\n\r\n")[2].decode().splitlines()[1:]
+        return {name: int(number) for name, number in map(str.split, lines)}
+
+    before = await count()
+    assert before.keys() >= {"fake_running", "fake_waiting", "fake_cache_percent"}
+    await ask(port, chat(tokens=1))
+    await ask(port, chat(tokens=1))
+    after = await count()
+    assert after["fake_prompt_tokens"] - before["fake_prompt_tokens"] >= 14
+    assert after["fake_cached_tokens"] > before["fake_cached_tokens"]
+    assert after["fake_steps"] > before["fake_steps"]

@@ -23,4 +23,6 @@ class TestFakeEngine(EngineContract):
         monkeypatch.syspath_prepend(FAKES)
 
     plugin = llmgw_fake
+    repeatable = ("--lora",)
+    inherited = ("FAKE_PROBE",)
     log = ("loading: layer 1", "fatal: port 1 is already in use", "giving up: HTTP server error")

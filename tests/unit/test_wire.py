@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw import wire
 from llmgw.core.effects import Desire
-from llmgw.core.model import Model, ModelName, Profile, Scaling
+from llmgw.core.model import Lora, Model, ModelName, Profile, Scaling, Task
 from llmgw.core.node import Disk, EngineFound, Node, NodeId
-from llmgw.core.replica import Endpoint, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.replica import Endpoint, Load, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.wire import (
     PROTOCOL,
     Desired,
@@ -44,7 +46,10 @@ NODE = Node(
     memory_gb=64.0,
     memory_available_gb=60.5,
     disks=(Disk(path="/", free_gb=1.5, total_gb=2.0),),
-    engines=(EngineFound(engine="mill", program=("/opt/mill", "-x"), version="b1"),),
+    engines=(
+        EngineFound(engine="mill", program=("/opt/mill", "-x"), version="b1", checked=True, problems=("--x is gone",)),
+        EngineFound(engine="bad", program=("/b",), checked=True, broken="no libz", missing_libraries=("libz.so.1",)),
+    ),
 )
 
 
@@ -52,10 +57,24 @@ def a_spec(number: int = 1, *, epoch: int = 1, node: str = "gpu-1") -> ShardSpec
     model = Model(
         name=ModelName("org/tiny"),
         source="/models/tiny",
+        task=Task.EMBED,
         aliases=("small",),
+        mmproj="/models/eyes",
+        loras=(Lora(name=ModelName("sql"), source="/models/sql"),),
         context_length=4096,
         scaling=Scaling(min=1, max=2),
-        profiles=(Profile(name="cpu", engine="mill", args=("--threads", "2")),),
+        profiles=(
+            Profile(
+                name="cpu",
+                engine="mill",
+                tp=2,
+                pp=3,
+                tool_parser="hermes",
+                reasoning_parser="r1",
+                env={"MILL_WHEELS": "2", "EMPTY": ""},
+                args=("--threads", "2"),
+            ),
+        ),
     )
     return ShardSpec(
         id=ShardId(f"shd-tiny-{number}-0"),
@@ -76,9 +95,9 @@ def a_report(spec: ShardSpec) -> ShardReport:
         endpoint=Endpoint(host="127.0.0.1", port=18000, served_name="org/tiny"),
         pid=4242,
         progress="läuft",
+        remedy="give it more",
         lines=("one", "two"),
-        running=1,
-        waiting=0,
+        load=Load(running=1, waiting=0, cache_used=0.25, prompt_tokens=40, cached_tokens=16, steps=7),
     )
 
 
@@ -118,6 +137,14 @@ RECORDED = (
     b'"pid":null,"progress":null,"cause":"it was stopped","lines":[],"running":null,"waiting":null}}',
     b'{"type":"resync"}',
 )
+# And one of protocol 2, as it was before models had tasks and adapters.
+RECORDED_2 = (
+    RECORDED[0].replace(b'"protocol":1', b'"protocol":2'),
+    RECORDED[1].replace(b'"running":0,"waiting":0', b'"running":2,"waiting":1'),
+    RECORDED[2].replace(b'"engines":[]}', b'"engines":[]},"applied":7'),
+    RECORDED[3],
+    RECORDED[4],
+)
 
 
 @pytest.mark.parametrize("message", FROM_AGENT, ids=lambda message: type(message).__name__)
@@ -147,16 +174,89 @@ def test_a_recorded_agent_of_the_protocol_before_is_understood() -> None:
     assert resync == Resync()
 
 
+def test_a_recorded_agent_of_protocol_2_is_understood() -> None:
+    hello, register, word, shard, resync = [decode_from_agent(data, 2) for data in RECORDED_2]
+    assert isinstance(hello, Hello)
+    assert hello.protocol == 2
+    assert isinstance(register, Register)
+    [(spec, report)] = register.running
+    model = Model(
+        name=ModelName("tiny"),
+        source="/models/tiny.gguf",
+        context_length=2048,
+        scaling=Scaling(min=1, max=1),
+        profiles=(Profile(name="cpu", engine="mill"),),
+    )
+    # what its engine was started with is what a definition without the newer keys asks for: it is not started anew
+    assert (spec.model, spec.profile) == (model, model.profiles[0])
+    assert (report.state, report.load) == (ShardState.READY, Load())
+    assert isinstance(word, NodeWord)
+    assert word.applied == 7
+    assert isinstance(shard, ShardWord)
+    assert shard.report.state is ShardState.ENDED
+    assert resync == Resync()
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldProfile:
+    """A profile as agents of protocol 2 have it."""
+
+    name: str
+    engine: str
+    tp: int
+    args: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldModel:
+    name: str
+    source: str
+    aliases: tuple[str, ...]
+    profiles: tuple[OldProfile, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class OldSpec:
+    id: str
+    epoch: int
+    model: OldModel
+    profile: OldProfile
+    count: int
+
+
+class OldDesired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
+    revision: int
+    shards: tuple[OldSpec, ...]
+
+
+def test_an_agent_of_protocol_2_passes_over_what_it_does_not_know() -> None:
+    told = msgspec.json.decode(encode(Desired(revision=1, shards=(SPEC,))), type=OldDesired)
+    profile = OldProfile(name="cpu", engine="mill", tp=2, args=("--threads", "2"))
+    model = OldModel(name="org/tiny", source="/models/tiny", aliases=("small",), profiles=(profile,))
+    assert told.shards == (OldSpec(id=SPEC.id, epoch=1, model=model, profile=profile, count=1),)
+
+
 def test_the_first_message_reads_the_same_in_every_protocol() -> None:
     assert decode_from_agent(RECORDED[0], PROTOCOL) == decode_from_agent(RECORDED[0], 1)
 
 
-def test_an_agent_of_the_protocol_before_that_sends_the_newer_field_is_not_believed_in_it() -> None:
+def test_an_agent_of_protocol_1_that_sends_the_newer_field_is_not_believed_in_it() -> None:
     word = decode_from_agent(encode(NodeWord(node=NODE, applied=3)), 1)
-    assert word == NodeWord(node=NODE, applied=None)
+    assert word == NodeWord(node=replace(NODE, outdated=True), applied=None)
 
 
-@pytest.mark.parametrize(("theirs", "whom"), [(0, "agent"), (-1, "agent"), (3, "server"), (10**9, "server")])
+@pytest.mark.parametrize(("protocol", "outdated"), [(1, True), (2, True), (3, False)])
+def test_an_agent_that_does_not_know_all_keys_is_marked_wherever_it_speaks_of_itself(
+    protocol: int, outdated: bool
+) -> None:
+    for message in FROM_AGENT:
+        found = decode_from_agent(encode(message), protocol)
+        assert type(found) is type(message)
+        if isinstance(found, Register | NodeWord):
+            assert found.node == replace(NODE, outdated=outdated)
+
+
+@pytest.mark.parametrize(("theirs", "whom"), [(0, "agent"), (-1, "agent"), (4, "server"), (10**9, "server")])
 def test_another_protocol_is_refused_with_what_to_upgrade(theirs: int, whom: str) -> None:
     text = refuse_protocol(theirs)
     assert text is not None
@@ -164,8 +264,8 @@ def test_another_protocol_is_refused_with_what_to_upgrade(theirs: int, whom: str
     assert text.endswith(f"upgrade the {whom}")
 
 
-@pytest.mark.parametrize("theirs", [1, 2])
-def test_the_present_protocol_and_the_one_before_are_spoken(theirs: int) -> None:
+@pytest.mark.parametrize("theirs", [1, 2, 3])
+def test_the_present_protocol_and_those_before_are_spoken(theirs: int) -> None:
     assert refuse_protocol(theirs) is None
 
 
@@ -213,6 +313,14 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
         (encode(FROM_AGENT[3]).replace(b'"ready"', b'"sleeping"'), "$.report.state"),
         (encode(FROM_AGENT[3]).replace(b'"shd-tiny-1-0"', b'""'), "$.report.shard"),
         (encode(FROM_AGENT[3]).replace(b'"shd-tiny-1-0"', b'"%s"' % (b"s" * 701)), "$.report.shard"),
+        (encode(FROM_AGENT[3]).replace(b"0.25", b"1.5"), "$.report.load.cache_used: 1.5 is out of range"),
+        (encode(FROM_AGENT[3]).replace(b"0.25", b"-0.5"), "$.report.load.cache_used"),
+        (encode(FROM_AGENT[3]).replace(b'"steps":7', b'"steps":"7"'), "$.report.load.steps"),
+        (encode(FROM_AGENT[3]).replace(b"give it more", b"x" * 4001), "$.report.remedy"),
+        (encode(FROM_AGENT[2]).replace(b"no libz", b"x" * 4001), "$.node.engines[1].broken"),
+        (encode(FROM_AGENT[1]).replace(b'"EMPTY":""', b'"EMPTY":1'), "$.running[0][0].model.profiles[0].env"),
+        (encode(FROM_AGENT[1]).replace(b'"task":"embed"', b'"task":"cook"'), "$.running[0][0].model.task"),
+        (encode(FROM_AGENT[1]).replace(b'"source":"/models/sql"', b'"x":1'), "$.running[0][0].model.loras[0]"),
         (b"[" * 100_000, "message"),
         (b'{"type":"resync","x":' + b"[" * 100_000, "message"),
     ],
@@ -259,6 +367,23 @@ def test_what_the_other_end_would_refuse_is_not_sent(message: wire.AgentMessage,
         encode(message)
 
 
+@pytest.mark.parametrize(
+    ("env", "words"),
+    [
+        ({"A": "s3cret" * wire.TEXT_CHARS}, r"^\$\.shards\[0\]\.profile\.env\[0\]: \d+ characters"),
+        ({"A" * (wire.TEXT_CHARS + 1): ""}, r"^\$\.shards\[0\]\.profile\.env\[0\]: \d+ characters"),
+        (dict.fromkeys(map(str, range(wire.LIST_ITEMS + 1)), ""), r"^\$\.shards\[0\]\.profile\.env: 8193 entries"),
+        ({"A": "\udcff s3cret"}, "can't be written"),
+        (MappingProxyType({"A": "s3cret" * wire.TEXT_CHARS}), r"profile\.env\[0\]: \d+ characters"),
+    ],
+)
+def test_an_environment_that_can_not_be_sent_is_named_and_not_shown(env: dict[str, str], words: str) -> None:
+    spec = replace(SPEC, profile=replace(SPEC.profile, env=env))
+    with pytest.raises(WireError, match=words) as caught:
+        encode(Desired(revision=1, shards=(spec,)))
+    assert "s3cret" not in caught.value.message
+
+
 def test_the_words_of_an_error_are_safe_in_a_log() -> None:
     with pytest.raises(WireError) as caught:
         decode_from_agent(json.dumps({"type": "\x1b[2J\n" + "x" * 5000}).encode(), PROTOCOL)
@@ -268,7 +393,7 @@ def test_the_words_of_an_error_are_safe_in_a_log() -> None:
 
 # -- garbage
 
-VALID = [encode(message) for message in (*FROM_AGENT, *FROM_SERVER)] + list(RECORDED)
+VALID = [encode(message) for message in (*FROM_AGENT, *FROM_SERVER)] + [*RECORDED, *RECORDED_2]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
@@ -277,7 +402,7 @@ JSON = st.recursive(
 
 
 def read_all(data: bytes) -> None:
-    for read in (decode_from_server, lambda data: decode_from_agent(data, 1), lambda data: decode_from_agent(data, 2)):
+    for read in (decode_from_server, lambda data: decode_from_agent(data, 1), lambda data: decode_from_agent(data, 3)):
         with contextlib.suppress(WireError):
             read(data)
 

@@ -24,7 +24,7 @@ from llmgw.core.model import Model, ModelName, launch_facts
 from llmgw.core.node import Node, NodeId
 from llmgw.core.placement import Placement, Rejected, Verdict, place
 from llmgw.core.rejection import Reason
-from llmgw.core.replica import MAY_FOLLOW, Replica, ShardReport, ShardSpec, ShardState, replica_id, shard_id
+from llmgw.core.replica import MAY_FOLLOW, Load, Replica, ShardReport, ShardSpec, ShardState, replica_id, shard_id
 from llmgw.core.roster import Life, LifeKey, Member, Roster
 from llmgw.core.scaling import Failures, fail, wanted
 from llmgw.units import format_duration
@@ -73,6 +73,15 @@ class FleetStatistics:
 
     nodes: tuple[NodeStatistics, ...]
     models: tuple[ModelStatistics, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class End:
+    """How a shard ended: why, what to do about it, and its engine's last lines."""
+
+    cause: str
+    remedy: str | None = None
+    lines: tuple[str, ...] = ()
 
 
 class Fleet:
@@ -248,6 +257,7 @@ class Fleet:
         """A shard that ran before this fleet knew of it: taken over as it is, or left to its node to stop."""
         if report.state is ShardState.ENDED:
             text = f"{spec.replica} had ended on {member.node.id}: {report.cause or NO_CAUSE}"
+            text += f"; {report.remedy}" if report.remedy else ""
             self._effects.append(Announce(model=spec.model.name, text=text, lines=report.lines, warning=True))
             return
         ours = (
@@ -270,8 +280,7 @@ class Fleet:
             since=now,
             endpoint=report.endpoint,
             progress=report.progress,
-            running=report.running,
-            waiting=report.waiting,
+            load=report.load,
         )
         self._roster.put(Life(replica, heard=True))
         fate = "is taken over" if ours else "is to stop: it isn't what the catalog asks for"
@@ -285,7 +294,7 @@ class Fleet:
     def _miss(self, life: Life, now: float) -> None:
         """Its node has registered without it."""
         if life.heard:
-            self._end(life, "it no longer ran when its node registered again", (), now)
+            self._end(life, End(cause="it no longer ran when its node registered again"), now)
             return
         # It never saw it, or it ran and ended and both words were lost: only another epoch is sure to be launched.
         if self._roster.is_desired(life):
@@ -325,7 +334,8 @@ class Fleet:
         if report.state not in MAY_FOLLOW[replica.state]:
             return
         if report.state is ShardState.ENDED:
-            self._end(life, report.cause or NO_CAUSE, report.lines, now)
+            end = End(cause=report.cause or NO_CAUSE, remedy=report.remedy, lines=report.lines)
+            self._end(life, end, now)
             return
         changed = report.state is not replica.state
         if changed:
@@ -336,8 +346,7 @@ class Fleet:
             since=now if changed else replica.since,
             endpoint=report.endpoint or replica.endpoint,
             progress=report.progress,
-            running=report.running,
-            waiting=report.waiting,
+            load=report.load,
         )
         self._roster.put(life)
         if changed and report.state is ShardState.READY:
@@ -352,7 +361,7 @@ class Fleet:
         if life.replica.state is ShardState.READY:
             life.ready_seconds = now - life.replica.since
 
-    def _end(self, life: Life, cause: str, lines: tuple[str, ...], now: float) -> None:
+    def _end(self, life: Life, end: End, now: float) -> None:
         """The process is gone, and its room is free."""
         replica = life.replica
         node = replica.shard.node
@@ -366,24 +375,27 @@ class Fleet:
         self._count_health(life, now)
         tried = (replica.model, node)
         earlier = self._failures.get(tried)
-        failures = self._failures[tried] = replace(fail(earlier, life.ready_seconds, now), cause=cause)
+        failures = self._failures[tried] = replace(fail(earlier, life.ready_seconds, now), cause=end.cause)
         life.replica = replace(
             replica,
             state=ShardState.ENDED,
             since=now,
             endpoint=None,
             progress=None,
-            cause=cause,
-            lines=lines,
-            running=None,
-            waiting=None,
+            cause=end.cause,
+            remedy=end.remedy,
+            lines=end.lines,
+            load=Load(),
         )
         self._roster.put(life)
         wait = format_duration(failures.until - now)
-        text = f"{replica.id} ended on {node}: {cause} (failure {failures.count} in a row; not tried there for {wait})"
+        text = (
+            f"{replica.id} ended on {node}: {end.cause} (failure {failures.count} in a row; not tried there for {wait})"
+        )
+        text += f"; {end.remedy}" if end.remedy else ""
         # What fails in the same way for a week must not fill the log with the engine's same last words.
-        told = earlier is not None and failures.count > 1 and earlier.cause == cause
-        self._announce(replica, text, lines=() if told else lines, warning=True)
+        told = earlier is not None and failures.count > 1 and earlier.cause == end.cause
+        self._announce(replica, text, lines=() if told else end.lines, warning=True)
 
     def _demand(self, name: ModelName, now: float) -> None:
         # Only for models that there are: a client's invention must not grow memory.

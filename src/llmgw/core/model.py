@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NewType
 
 ModelName = NewType("ModelName", str)
@@ -17,9 +19,28 @@ class Scaling:
     idle_timeout_seconds: float = 900.0
 
 
+class Task(StrEnum):
+    """What a model is for."""
+
+    CHAT = "chat"
+    EMBED = "embed"
+    RERANK = "rerank"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """An adapter over a model's weights, which clients ask for by its own name."""
+
+    name: ModelName
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """One way to run a model. The higher ``priority`` is tried first; ``args`` go to the engine last, untouched."""
+    """One way to run a model. The higher ``priority`` is tried first; ``args`` go to the engine last, untouched.
+
+    ``tp`` and ``pp`` are the widths of tensor and pipeline parallelism. ``env`` is set for the engine's process.
+    """
 
     name: str
     engine: str
@@ -27,25 +48,60 @@ class Profile:
     priority: int = 0
     gpu_class: str | None = None
     tp: int = 1
+    pp: int = 1
+    tool_parser: str | None = None
+    reasoning_parser: str | None = None
     startup_timeout_seconds: float = 600.0
     min_memory_gb: float | None = None
     min_disk_gb: float | None = None
+    # Whoever logs a profile does not log what somebody may have hidden there.
+    env: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     args: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
-    """A name that clients ask for. ``source`` is where its weights come from, as written."""
+    """A name that clients ask for. ``source`` is where its weights come from, as written; ``mmproj`` is that of the
+    part that turns images into tokens, where the weights don't have it."""
 
     name: ModelName
     source: str
+    task: Task = Task.CHAT
     aliases: tuple[str, ...] = ()
+    mmproj: str | None = None
+    loras: tuple[Lora, ...] = ()
     routing_profile: str | None = None
     context_length: int | None = None
     max_output: int | None = None
     over_limit: str = "clamp"
     scaling: Scaling = field(default_factory=Scaling)
     profiles: tuple[Profile, ...] = ()
+
+    def names(self) -> Iterator[str]:
+        """All that clients can ask for here: the name, the aliases, and the adapters."""
+        yield self.name
+        yield from self.aliases
+        yield from (lora.name for lora in self.loras)
+
+    def find_lora(self, name: str) -> Lora | None:
+        """The adapter that is meant by this name; None where it means the model itself, or nothing here."""
+        if name == self.name or name in self.aliases:
+            return None
+        return next((lora for lora in self.loras if lora.name == name), None)
+
+
+def newer_keys(model: Model, profile: Profile) -> tuple[str, ...]:
+    """What this asks for and an agent before protocol 3 passes over in silence, by its keys."""
+    asked = {
+        "task": model.task != Task.CHAT,
+        "mmproj": model.mmproj is not None,
+        "loras": bool(model.loras),
+        "pp": profile.pp > 1,
+        "tool_parser": profile.tool_parser is not None,
+        "reasoning_parser": profile.reasoning_parser is not None,
+        "env": bool(profile.env),
+    }
+    return tuple(key for key, is_asked in asked.items() if is_asked)
 
 
 def launch_facts(model: Model, profile: Profile) -> tuple[object, ...]:
@@ -56,11 +112,18 @@ def launch_facts(model: Model, profile: Profile) -> tuple[object, ...]:
     return (
         model.name,
         model.source,
+        model.task,
+        model.mmproj,
+        model.loras,
         model.context_length,
         model.max_output,
         profile.name,
         profile.engine,
         profile.gpu_class,
         profile.tp,
+        profile.pp,
+        profile.tool_parser,
+        profile.reasoning_parser,
+        profile.env,
         profile.args,
     )

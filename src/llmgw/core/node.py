@@ -19,16 +19,28 @@ class Disk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFound:
-    """A binary that a node would launch for an engine: a path, or the module of an embedded program."""
+    """A binary that a node would launch for an engine (a path, or the module of an embedded program), and what came of
+    trying it.
+
+    ``broken``: why nothing can be launched with it, in one line, and ``starts`` false where that is because it does not
+    run at all. ``problems``: what else of it does not fit, one line each. ``missing_libraries``: those that its loader
+    did not find. None of it is known before ``checked``.
+    """
 
     engine: str
     program: tuple[str, ...]
     version: str | None = None
+    checked: bool = False
+    starts: bool = True
+    broken: str | None = None
+    problems: tuple[str, ...] = ()
+    missing_libraries: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine as its agent sees it now. ``memory_gb`` is all of its RAM in GB of 10^9 bytes."""
+    """One machine as its agent sees it now. ``memory_gb`` is all of its RAM in GB of 10^9 bytes; ``outdated`` is the
+    server's word for an agent that passes over what definitions have gained since (``newer_keys``)."""
 
     id: NodeId
     cores: int
@@ -37,3 +49,4 @@ class Node:
     memory_available_gb: float
     disks: tuple[Disk, ...] = ()
     engines: tuple[EngineFound, ...] = ()
+    outdated: bool = False

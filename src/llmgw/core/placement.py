@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from llmgw.core.model import Model, Profile
+from llmgw.core.model import Model, Profile, newer_keys
 from llmgw.core.node import Node, NodeId
 from llmgw.core.rejection import Reason, Rejection
 from llmgw.core.topology import islands
@@ -49,10 +49,11 @@ def place(
     rejections: list[Rejection] = []
     for profile in sorted(model.profiles, key=lambda profile: -profile.priority):
         best: Node | None = None
+        newer = newer_keys(model, profile)
         for island in groups:
             for node in island:
                 free_gb = _free_gb(node, bookings)
-                rejection = _reject(profile, node, free_gb, backing_off.get(node.id, now) - now, lost)
+                rejection = _reject(profile, node, free_gb, backing_off.get(node.id, now) - now, lost=lost, newer=newer)
                 if rejection is not None:
                     rejections.append(rejection)
                 elif best is None or free_gb > _free_gb(best, bookings):
@@ -68,11 +69,18 @@ def _free_gb(node: Node, bookings: Mapping[NodeId, float]) -> float:
 
 
 def _reject(
-    profile: Profile, node: Node, free_gb: float, wait_seconds: float, lost: Collection[NodeId]
+    profile: Profile,
+    node: Node,
+    free_gb: float,
+    wait_seconds: float,
+    *,
+    lost: Collection[NodeId],
+    newer: tuple[str, ...],
 ) -> Rejection | None:
     """The first reason against this node: those that an operator must remove before those that pass by themselves."""
     found = (
         _is_lost(node, lost)
+        or _is_outdated(node, newer)
         or _lacks_engine(profile, node)
         or _lacks_gpu(profile)
         or _lacks_memory(profile, node, free_gb)
@@ -91,13 +99,24 @@ def _is_lost(node: Node, lost: Collection[NodeId]) -> tuple[Reason, str] | None:
     return Reason.NODE_LOST, "the node is silent: see whether its agent runs and reaches the server"
 
 
-def _lacks_engine(profile: Profile, node: Node) -> tuple[Reason, str] | None:
-    if any(found.engine == profile.engine for found in node.engines):
+def _is_outdated(node: Node, newer: tuple[str, ...]) -> tuple[Reason, str] | None:
+    # It would start the engine without them: one that is ready, and is not what was asked for.
+    if not node.outdated or not newer:
         return None
+    return Reason.AGENT_OUTDATED, f"its agent is of an older llmgw, which passes over {', '.join(newer)}: upgrade it"
+
+
+def _lacks_engine(profile: Profile, node: Node) -> tuple[Reason, str] | None:
     name = profile.engine
-    return Reason.NO_ENGINE, (
-        f"no binary of the engine {name!r} was found: install it where PATH finds it, or set engines.{name}.bin"
-    )
+    found = next((found for found in node.engines if found.engine == name), None)
+    if found is None:
+        return Reason.NO_ENGINE, (
+            f"no binary of the engine {name!r} was found: install it where PATH finds it, or set engines.{name}.bin"
+        )
+    # A profile's own environment may be what the binary lacks.
+    if found.broken is not None and not profile.env:
+        return Reason.ENGINE_BROKEN, f"{found.program[0]} can't run {name}: {found.broken}"
+    return None
 
 
 def _lacks_gpu(profile: Profile) -> tuple[Reason, str] | None:

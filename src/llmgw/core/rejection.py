@@ -10,7 +10,9 @@ class Reason(StrEnum):
     """Why not this node. Each value is what ``explain`` output and JSON carry."""
 
     NODE_LOST = "node_lost"
+    AGENT_OUTDATED = "agent_outdated"
     NO_ENGINE = "no_engine"
+    ENGINE_BROKEN = "engine_broken"
     NO_GPU = "no_gpu"
     NOT_ENOUGH_MEMORY = "not_enough_memory"
     NOT_ENOUGH_DISK = "not_enough_disk"

@@ -77,8 +77,26 @@ class ShardSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """How busy an engine is. What it does not say is None, never 0.
+
+    ``cache_used`` is the share of the KV cache from 0 to 1. The rest are counters since the engine's start:
+    ``prompt_tokens`` that came in, ``cached_tokens`` of them that a prefix cache had, and ``steps``, a number that
+    grows whenever the engine computes, so that one which is hung can be told from one that is busy.
+    """
+
+    running: int | None = None
+    waiting: int | None = None
+    cache_used: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    steps: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
-    """What an agent says of one shard. ``cause`` names in one line why it ended; ``lines`` are the engine's last."""
+    """What an agent says of one shard. ``cause`` names in one line why it ended, ``remedy`` what to do about it;
+    ``lines`` are the engine's last."""
 
     shard: ShardId
     replica: ReplicaId
@@ -88,9 +106,9 @@ class ShardReport:
     pid: int | None = None
     progress: str | None = None
     cause: str | None = None
+    remedy: str | None = None
     lines: tuple[str, ...] = ()
-    running: int | None = None
-    waiting: int | None = None
+    load: Load = Load()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,9 +124,9 @@ class Replica:
     endpoint: Endpoint | None = None
     progress: str | None = None
     cause: str | None = None
+    remedy: str | None = None
     lines: tuple[str, ...] = ()
-    running: int | None = None
-    waiting: int | None = None
+    load: Load = Load()
 
 
 def replica_id(model: ModelName, number: int) -> ReplicaId:

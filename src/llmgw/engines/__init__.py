@@ -4,8 +4,13 @@ The map of this room:
 
 - ``hookspecs.py``  the hooks: what a plugin may answer, each with its promise
 - ``types.py``      the facts that pass either way, re-exported here
-- ``registry.py``   finds the installed plugins and wraps each as an ``Engine`` that never raises on odd text
+- ``causes.py``     why an engine ended: rules over its last lines
+- ``flags.py``      a command line as flags and values, and the flags that a help text lists
+- ``check.py``      the flags that would be passed, against those that a binary knows
+- ``sources.py``    where plugins lie: installed, or in the folder of LLMGW_PLUGINS
+- ``registry.py``   opens each plugin as an ``Engine`` that never raises on odd text, or says why it can't
 - ``testing.py``    ``EngineContract``: the tests that every plugin can run over itself
+- ``samples.py``    the launches that it tries, one for each thing that a plugin says it can do
 
 A plugin is a module (or an object) under the entry-point group ``llmgw.engines``, whose functions carry ``@hookimpl``;
 the entry point's name is the engine's name. docs/engine-plugins.md shows each hook with an example.
@@ -15,23 +20,33 @@ from __future__ import annotations
 
 import pluggy
 
-from llmgw.core.model import Model, ModelName, Profile
+from llmgw.core.model import Lora, Model, ModelName, Profile, Task
+from llmgw.core.replica import Load
+from llmgw.engines.causes import Rule, diagnose, rule
+from llmgw.engines.flags import Given, find_owned, read_argparse_help, split_args, value_of
 from llmgw.engines.types import (
     BROKEN,
     LOADING,
     READY,
+    Cause,
+    CauseKind,
     Command,
     Embedded,
     EngineInfo,
+    Fabric,
+    Flag,
+    FlagChange,
+    FlagStyle,
     Health,
     HealthState,
     Launch,
-    Load,
     LogFact,
+    ParserFlag,
     ProbeOutput,
     Problem,
     RequestRules,
     SourceKind,
+    Takes,
     Version,
 )
 
@@ -39,23 +54,41 @@ __all__ = [
     "BROKEN",
     "LOADING",
     "READY",
+    "Cause",
+    "CauseKind",
     "Command",
     "Embedded",
     "EngineInfo",
+    "Fabric",
+    "Flag",
+    "FlagChange",
+    "FlagStyle",
+    "Given",
     "Health",
     "HealthState",
     "Launch",
     "Load",
     "LogFact",
+    "Lora",
     "Model",
     "ModelName",
+    "ParserFlag",
     "ProbeOutput",
     "Problem",
     "Profile",
     "RequestRules",
+    "Rule",
     "SourceKind",
+    "Takes",
+    "Task",
     "Version",
+    "diagnose",
+    "find_owned",
     "hookimpl",
+    "read_argparse_help",
+    "rule",
+    "split_args",
+    "value_of",
 ]
 
 hookimpl = pluggy.HookimplMarker("llmgw")

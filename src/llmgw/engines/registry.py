@@ -8,24 +8,31 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+import os
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from types import UnionType
 from typing import TypeVar
 
 import pluggy
 
 from llmgw.core.model import Model, Profile
+from llmgw.core.replica import Load
 from llmgw.engines import hookspecs
+from llmgw.engines.causes import diagnose
+from llmgw.engines.sources import GROUP, Source, find_sources
 from llmgw.engines.types import (
     LOADING,
+    Cause,
     Command,
     Embedded,
     EngineInfo,
+    FlagStyle,
     Health,
+    HealthState,
     Launch,
-    Load,
     LogFact,
+    ParserFlag,
     ProbeOutput,
     RequestRules,
     Version,
@@ -34,10 +41,19 @@ from llmgw.errors import EngineFailed, LlmgwError, Problem
 
 __all__ = ["GROUP", "REQUIRED", "Engine", "Found", "find_engines", "hooks_of", "load_engines", "open_engine"]
 
-GROUP = "llmgw.engines"
 REQUIRED = ("engine_describe", "engine_build_command", "engine_read_health")
 
+_KINDS: tuple[tuple[str, type | UnionType], ...] = (
+    *((name, str) for name in ("title", "default_binary", "health_path", "stop_signal")),
+    *((name, Set) for name in ("sources", "api_paths", "tasks")),
+    *((name, tuple) for name in ("file_suffixes", "flag_changes")),
+    *((name, int | float) for name in ("stop_grace_seconds", "probe_seconds")),
+    ("flag_style", FlagStyle),
+)
 _SPECS = tuple(name for name in vars(hookspecs) if name.startswith("engine_"))
+# The numbers that every JSON reader keeps exact.
+MAX_COUNT = 2**53
+
 _log = logging.getLogger(__name__)
 
 T = TypeVar("T")
@@ -46,62 +62,104 @@ T = TypeVar("T")
 class Engine:
     """One engine's plugin. Whatever a hook does, the methods answer: None, LOADING or an empty list at worst.
 
-    Only ``build_command`` can fail, with EngineFailed: there is no harmless command to start instead.
+    Only ``build_command`` can fail, with EngineFailed: there is no harmless command to start instead. ``folder`` is
+    where the plugin's modules are, when no other program looks there.
     """
 
-    def __init__(self, name: str, info: EngineInfo, hooks: pluggy.HookRelay) -> None:
+    def __init__(self, name: str, info: EngineInfo, hooks: pluggy.HookRelay, folder: str | None = None) -> None:
         self.name = name
         self.info = info
         self._hooks = hooks
+        self._folder = folder
         self._reported: set[str] = set()
         self.embedded = self._ask("engine_embedded", Embedded)
 
-    def validate(self, model: Model, profile: Profile) -> list[Problem]:
-        """What is wrong with the profile; the keys are relative to the profile (``args``) or the model (``source``)."""
-        found = self._ask("engine_validate", list, model=model, profile=profile) or []
-        return [problem for problem in found if isinstance(problem, Problem)]
+    def validate(self, model: Model, profile: Profile, version: Version | None = None) -> list[Problem]:
+        """What is wrong with the profile; the keys are relative to the profile (``args``) or the model (``source``).
+
+        ``version`` is that of the binary that would run it, None where none is known.
+        """
+        found = self._ask("engine_validate", list, model=model, profile=profile, version=version) or []
+        problems = [problem for problem in found if isinstance(problem, Problem)]
+        return [*find_unable(self.info, model, profile), *problems]
 
     def build_command(self, launch: Launch) -> Command:
-        """The command that starts one shard. EngineFailed when the plugin has none."""
+        """The command that starts one shard, the profile's own environment in it. EngineFailed when there is none."""
         command = self._ask("engine_build_command", Command, launch=launch)
         if command is None:
             text = f"the plugin of engine {self.name} built no command for {launch.served_name}: the log says why"
             raise EngineFailed(text)
-        return command
+        return self._reachable(replace(command, env={**command.env, **launch.env}))
 
-    def build_probe(self, program: tuple[str, ...]) -> Command | None:
-        """The command that prints the version and ends, or None."""
-        return self._ask("engine_build_probe", Command, program=program)
+    def build_probe(self, program: tuple[str, ...]) -> tuple[Command, ...]:
+        """The commands that print the version and the help, and end."""
+        found: object = self._ask("engine_build_probe", Command | tuple, program=program)
+        commands = found if isinstance(found, tuple) else (found,)
+        return tuple(self._reachable(command) for command in commands if isinstance(command, Command))
 
-    def build_request(self, profile: Profile) -> RequestRules:
+    def build_request(self, model: Model, profile: Profile) -> RequestRules:
         """How bodies are edited for this engine; the defaults where the plugin does not say."""
-        return self._ask("engine_build_request", RequestRules, profile=profile) or RequestRules()
+        return self._ask("engine_build_request", RequestRules, model=model, profile=profile) or RequestRules()
 
-    def read_probe(self, output: ProbeOutput) -> Version | None:
-        """The version that a probe printed, or None."""
-        return self._ask("engine_read_probe", Version, output=output)
+    def name_parser(self, model: Model, profile: Profile) -> ParserFlag | None:
+        """What makes the engine parse this model's tool calls, or None."""
+        return self._ask("engine_name_parser", ParserFlag, model=model, profile=profile)
 
-    def read_health(self, status: int, body: str) -> Health:
-        """What an HTTP answer of the health path means. A refused connection is the caller's to judge."""
-        return self._ask("engine_read_health", Health, status=status, body=body) or LOADING
+    def read_probe(self, outputs: Sequence[ProbeOutput]) -> Version | None:
+        """The version, with the flags, that the probe's commands printed; None where there is none in them."""
+        if not outputs:
+            return None
+        return self._ask("engine_read_probe", Version, output=outputs[0], outputs=tuple(outputs))
+
+    def read_health(self, status: int | None, body: str) -> Health:
+        """What an answer of the health path means; a status of None is a connection that is refused."""
+        health = self._ask("engine_read_health", Health, status=status, body=body) or LOADING
+        # Whatever a plugin says: nobody is sent to where nothing listens.
+        return LOADING if status is None and health.state is HealthState.READY else health
 
     def read_log(self, line: str) -> LogFact | None:
         """What one line of the log tells, or None."""
         return self._ask("engine_read_log", LogFact, line=line)
 
-    def read_load(self, text: str) -> Load | None:
-        """How busy the engine is, or None."""
-        return self._ask("engine_read_load", Load, text=text)
+    def read_exit(self, lines: Sequence[str], code: int | None, signal: int | None) -> Cause | None:
+        """Why the engine ended, as its last lines and its exit tell; None where they don't.
 
-    def _ask(self, hook: str, kind: type[T], **facts: object) -> T | None:
+        A plugin without the hook is helped out by what every engine's output may show (causes.py).
+        """
+        if not self._hooks.engine_read_exit.get_hookimpls():
+            return diagnose(lines, code, signal)
+        cause = self._ask("engine_read_exit", Cause, lines=tuple(lines), code=code, signal=signal)
+        if cause is None or not cause.line.strip():
+            return None
+        # Shown in a table, and stored: one line each.
+        remedy = " ".join(cause.remedy.split()) if cause.remedy else None
+        return replace(cause, line=" ".join(cause.line.split()), remedy=remedy or None)
+
+    def read_load(self, text: str) -> Load | None:
+        """How busy the engine is, or None. What can't be so is left out: the server would refuse the whole report."""
+        load = self._ask("engine_read_load", Load, text=text)
+        return None if load is None else _possible(load)
+
+    def _reachable(self, command: Command) -> Command:
+        """The command, with the plugin's folder where Python looks if it runs the embedded program."""
+        module = self.embedded.module if self.embedded is not None else ""
+        if self._folder is None or command.argv[1:3] != ("-m", module):
+            return command
+        above = command.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
+        path = os.pathsep.join((self._folder, above)) if above else self._folder
+        return replace(command, env={**command.env, "PYTHONPATH": path})
+
+    def _ask(self, hook: str, kind: type[T] | UnionType, **facts: object) -> T | None:
         try:
             answer = getattr(self._hooks, hook)(**facts)
-        except Exception:
+        # SystemExit too: whoever reads flags with an ArgumentParser raises it.
+        except (Exception, SystemExit):
             self._report(hook, "it raised", exc_info=True)
             return None
         if answer is None or isinstance(answer, kind):
             return answer
-        self._report(hook, f"it returned {type(answer).__name__}, not {kind.__name__}", exc_info=False)
+        expected = getattr(kind, "__name__", str(kind))
+        self._report(hook, f"it returned {type(answer).__name__}, not {expected}", exc_info=False)
         return None
 
     def _report(self, hook: str, fault: str, *, exc_info: bool) -> None:
@@ -113,51 +171,61 @@ class Engine:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """The engines that can be used, by name, and why others can't."""
+    """The engines that can be used, by name, and why others can't. ``origins`` tells by name where each is from."""
 
     engines: Mapping[str, Engine]
     problems: tuple[Problem, ...] = ()
+    origins: Mapping[str, str] = field(default_factory=dict)
 
 
-def load_engines() -> dict[str, Engine]:
+def load_engines(environ: Mapping[str, str] = os.environ) -> dict[str, Engine]:
     """Every usable engine by name; each that is left out is logged with its reason."""
-    found = find_engines()
+    found = find_engines(environ)
     for problem in found.problems:
         _log.error("%s", problem)
     return dict(found.engines)
 
 
-def find_engines() -> Found:
-    """Every installed plugin, each opened alone, so that a broken one leaves the rest in place."""
+def find_engines(environ: Mapping[str, str] = os.environ) -> Found:
+    """Every plugin that is installed or lies in the folder of LLMGW_PLUGINS, each opened alone, so that a broken one
+    leaves the rest in place."""
+    sources, troubles = find_sources(environ.get("LLMGW_PLUGINS"))
+    problems = list(troubles)
     engines: dict[str, Engine] = {}
-    origins: dict[str, EntryPoint] = {}
-    problems = []
-    for point in sorted(entry_points(group=GROUP), key=lambda point: (point.name, point.value)):
-        earlier = origins.setdefault(point.name, point)
-        if earlier is not point:
+    taken: dict[str, Source] = {}
+    for source in sources:
+        earlier = taken.setdefault(source.name, source)
+        if earlier is not source:
             # An editable install beside a wheel lists the same plugin twice, which harms nobody.
-            if earlier.value != point.value:
-                text = f"{_origin(point)} is left out: {_origin(earlier)} has that name already; uninstall one of them"
-                problems.append(Problem(key=f"engine {point.name}", message=text))
+            if earlier.value != source.value:
+                text = f"{source.title} is left out: {earlier.title} has that name already; take one of them away"
+                problems.append(Problem(key=f"engine {source.name}", message=text))
             continue
         try:
-            engines[point.name] = _load(point)
+            engines[source.name] = _load(source)
         except LlmgwError as failed:
-            problems.append(Problem(key=f"engine {point.name}", message=failed.message))
-    return Found(engines=engines, problems=tuple(problems))
+            problems.append(Problem(key=f"engine {source.name}", message=failed.message))
+    origins = {name: taken[name].origin for name in engines}
+    return Found(engines=engines, problems=tuple(problems), origins=origins)
 
 
-def open_engine(name: str, plugin: object, origin: str = "") -> Engine:
+def open_engine(name: str, plugin: object, origin: str = "", folder: str | None = None) -> Engine:
     """One plugin as an Engine. LlmgwError says what in it can't be used, and ``origin``, where it comes from."""
     origin = origin or f"plugin {getattr(plugin, '__name__', type(plugin).__name__)}"
     hooks = hooks_of(name, plugin, origin)
     try:
         info = hooks.engine_describe()
-    except Exception as failed:
+    except (Exception, SystemExit) as failed:
         raise LlmgwError(f"{origin}: engine_describe raised {_one_line(failed)}") from failed
     if not isinstance(info, EngineInfo):
         raise LlmgwError(f"{origin}: engine_describe returned {type(info).__name__}, it has to be an EngineInfo")
-    return Engine(name, info, hooks)
+    # Whoever asks an engine what it can do relies on these, and asks outside of any hook.
+    wrong = [
+        f"{name} is {type(fact).__name__}" for name, kind in _KINDS if not isinstance(fact := getattr(info, name), kind)
+    ]
+    if wrong:
+        raise LlmgwError(f"{origin}: engine_describe returned an EngineInfo whose {', '.join(wrong)}")
+    return Engine(name, info, hooks, folder)
 
 
 def hooks_of(name: str, plugin: object, origin: str) -> pluggy.HookRelay:
@@ -168,31 +236,70 @@ def hooks_of(name: str, plugin: object, origin: str) -> pluggy.HookRelay:
     try:
         manager.register(plugin, name)
         manager.check_pending()
+        marked = {caller.name for caller in manager.get_hookcallers(plugin) or []}
+        unmarked = [hook for hook in _SPECS if hook not in marked and inspect.isroutine(getattr(plugin, hook, None))]
     except pluggy.PluginValidationError as failed:
         raise LlmgwError(f"{origin}: {_one_line(failed)}; the hooks are listed in docs/engine-plugins.md") from failed
-    marked = {caller.name for caller in manager.get_hookcallers(plugin) or []}
-    for hook in _SPECS:
-        if hook not in marked and inspect.isroutine(getattr(plugin, hook, None)):
-            raise LlmgwError(f"{origin}: {hook} is not marked with @hookimpl, so it would never be asked")
+    # A module with a __getattr__ of its own, say: pluggy looks at whatever it has.
+    except Exception as failed:
+        raise LlmgwError(f"{origin}: its hooks can't be read: {_one_line(failed)}") from failed
+    if unmarked:
+        raise LlmgwError(f"{origin}: {unmarked[0]} is not marked with @hookimpl, so it would never be asked")
     missing = [hook for hook in REQUIRED if hook not in marked]
     if missing:
         raise LlmgwError(f"{origin}: {', '.join(missing)} missing; every engine needs {', '.join(REQUIRED)}")
     return manager.hook
 
 
-def _load(point: EntryPoint) -> Engine:
-    origin = _origin(point)
+def find_unable(info: EngineInfo, model: Model, profile: Profile) -> list[Problem]:
+    """What the definition asks for and this engine can't do at all, so that nothing of it is passed over in silence."""
+    title = info.title
+    asked = (
+        ("task", model.task not in info.tasks, f"{title} has no task {model.task}: it can {_listed(info.tasks)}"),
+        ("mmproj", model.mmproj is not None and not info.projector, f"{title} takes no mmproj: take it out"),
+        ("loras", bool(model.loras) and not info.loras, f"{title} takes no adapters: take loras out"),
+        ("tp", profile.tp > 1 and not info.tensor_parallel, f"{title} has no tensor parallelism: take tp out"),
+        ("pp", profile.pp > 1 and not info.pipeline_parallel, f"{title} has no pipeline parallelism: take pp out"),
+        (
+            "tool_parser",
+            profile.tool_parser is not None and not info.tool_parser,
+            f"{title} has no choice of tool parsers, it goes by the model's chat template: take tool_parser out",
+        ),
+        (
+            "reasoning_parser",
+            profile.reasoning_parser is not None and not info.reasoning_parser,
+            f"{title} has no choice of reasoning parsers: take reasoning_parser out",
+        ),
+    )
+    return [Problem(key=key, message=message) for key, unable, message in asked if unable]
+
+
+def _possible(load: Load) -> Load:
+    def count(value: int | None) -> int | None:
+        return value if isinstance(value, int) and 0 <= value <= MAX_COUNT else None
+
+    used = load.cache_used
+    return Load(
+        running=count(load.running),
+        waiting=count(load.waiting),
+        cache_used=used if isinstance(used, int | float) and 0 <= used <= 1 else None,
+        prompt_tokens=count(load.prompt_tokens),
+        cached_tokens=count(load.cached_tokens),
+        steps=count(load.steps),
+    )
+
+
+def _listed(words: Iterable[str]) -> str:
+    return ", ".join(sorted(words)) or "none"
+
+
+def _load(source: Source) -> Engine:
     try:
-        plugin = point.load()
+        plugin = source.load()
     # SystemExit too: a module that ends the interpreter while it is imported would end llmgw.
     except (Exception, SystemExit) as failed:
-        raise LlmgwError(f"{origin} can't be imported: {_one_line(failed)}") from failed
-    return open_engine(point.name, plugin, origin)
-
-
-def _origin(point: EntryPoint) -> str:
-    place = f" of distribution {point.dist.name} {point.dist.version}" if point.dist else ""
-    return f"plugin {point.value}{place}"
+        raise LlmgwError(f"{source.title} can't be imported: {_one_line(failed)}") from failed
+    return open_engine(source.name, plugin, source.title, source.folder)
 
 
 def _one_line(error: BaseException) -> str:

@@ -34,11 +34,14 @@ def engine_describe() -> EngineInfo:
 def engine_build_command(launch: Launch) -> Command:
     argv = (*launch.program, f"--weights={launch.source}", "--name", launch.served_name)
     argv += ("--listen", launch.host, "--listen-port", str(launch.port), *launch.args)
-    return Command(argv=argv)
+    # "" is no card at all, and a launch without any word of cards leaves the choice to the engine.
+    cards = ",".join(map(str, launch.gpus)) if launch.gpus is not None else None
+    pinned = {} if cards is None else {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": cards}
+    return Command(argv=argv, env=pinned)
 
 
 @hookimpl
-def engine_read_health(status: int) -> Health:
+def engine_read_health(status: int | None) -> Health:
     return READY if status == 200 else LOADING
 
 

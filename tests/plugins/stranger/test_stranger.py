@@ -39,7 +39,16 @@ def test_an_installed_plugin_is_found_beside_the_built_in_ones(tmp_path: Path, m
     (folder / "entry_points.txt").write_text("[llmgw.engines]\nparrot = stranger_engine\n")
     (tmp_path / SOURCE.name).write_bytes(SOURCE.read_bytes())
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = find_engines()
+    found = find_engines({})
     assert {"parrot", "llamacpp"} <= set(found.engines)
     assert found.engines["parrot"].info.title == "Parrot"
+    assert found.origins["parrot"] == "distribution parrot-engine 1.0"
+    assert found.problems == ()
+
+
+def test_a_plugin_that_is_one_file_needs_no_installing(tmp_path: Path) -> None:
+    (tmp_path / "polly.py").write_bytes(SOURCE.read_bytes())
+    found = find_engines({"LLMGW_PLUGINS": str(tmp_path)})
+    assert found.engines["polly"].info.title == "Parrot"
+    assert found.origins["polly"] == str(tmp_path / "polly.py")
     assert found.problems == ()

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 from llmgw.core.catalog import Catalog, clashes
-from llmgw.core.model import Model, ModelName
+from llmgw.core.model import Lora, Model, ModelName
 
 
-def a_model(name: str, *aliases: str, source: str = "/m.gguf") -> Model:
-    return Model(name=ModelName(name), source=source, aliases=aliases)
+def a_model(name: str, *aliases: str, source: str = "/m.gguf", loras: tuple[str, ...] = ()) -> Model:
+    adapters = tuple(Lora(name=ModelName(lora), source=f"/{lora}") for lora in loras)
+    return Model(name=ModelName(name), source=source, aliases=aliases, loras=adapters)
 
 
 def test_a_model_is_found_by_its_name_and_by_each_alias() -> None:
@@ -53,6 +54,33 @@ def test_an_alias_that_is_taken_is_a_problem_wherever_the_model_stands() -> None
 def test_an_alias_of_two_models_and_one_given_twice_are_problems() -> None:
     problems = clashes([a_model("a", "x", "x"), a_model("b", "x")])
     assert [problem.key for problem in problems] == ["models.0.aliases.1", "models.1.aliases.0"]
+
+
+def test_an_adapter_s_name_means_its_model_and_is_no_name_of_it() -> None:
+    small = a_model("small", loras=("sql", "poem"))
+    catalog = Catalog([a_model("large"), small])
+    assert catalog.resolve("sql") is catalog.resolve("poem") is small
+    assert catalog.named(ModelName("sql")) is None
+
+
+def test_an_adapter_of_a_name_that_is_taken_is_a_problem_wherever_its_model_stands() -> None:
+    models = [a_model("a", loras=("c", "y", "x", "x")), a_model("b", "y", loras=("x",)), a_model("c")]
+    problems = clashes(models)
+    assert [problem.key for problem in problems] == [
+        "models.0.loras.0.name",
+        "models.0.loras.1.name",
+        "models.0.loras.3.name",
+        "models.1.loras.0.name",
+    ]
+    assert problems[0].message == "'c' already means the model 'c': give the adapter another name"
+    assert problems[1].message.startswith("'y' already means the model 'b'")
+
+
+def test_where_names_clash_an_adapter_gives_way() -> None:
+    first, second, third = a_model("a", loras=("b", "x", "s")), a_model("b", "x"), a_model("c", loras=("s",))
+    catalog = Catalog([first, second, third])
+    assert catalog.resolve("b") is catalog.resolve("x") is second
+    assert catalog.resolve("s") is first
 
 
 def test_where_names_clash_names_beat_aliases_and_the_earlier_wins() -> None:

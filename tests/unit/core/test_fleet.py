@@ -25,7 +25,7 @@ from llmgw.core.model import Model, ModelName, Profile, Scaling
 from llmgw.core.node import EngineFound, Node, NodeId
 from llmgw.core.placement import Placement, Rejected
 from llmgw.core.rejection import Reason
-from llmgw.core.replica import Endpoint, Replica, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.replica import Endpoint, Load, Replica, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.core.scaling import wanted
 
 M = ModelName("m")
@@ -150,9 +150,13 @@ def test_progress_and_load_are_kept_and_announce_nothing() -> None:
     replica = the_replica(fleet)
     assert (replica.progress, replica.since) == ("60 %", 1.0)
     fleet.handle(a_word(shard, ShardState.READY), 3.0)
-    assert fleet.handle(a_word(shard, ShardState.READY, running=2, waiting=1, endpoint=None), 9.0) == []
+    load = Load(running=2, waiting=1, cache_used=0.25, prompt_tokens=90, cached_tokens=60, steps=7)
+    assert fleet.handle(a_word(shard, ShardState.READY, load=load, endpoint=None), 9.0) == []
     (replica,) = fleet.ready(M)
-    assert (replica.running, replica.waiting, replica.since, replica.endpoint) == (2, 1, 3.0, ENDPOINT)
+    assert (replica.load, replica.since, replica.endpoint) == (load, 3.0, ENDPOINT)
+    # An engine that said it once and does not any more is not as busy as it was: nobody knows.
+    fleet.handle(a_word(shard, ShardState.READY), 11.0)
+    assert fleet.ready(M)[0].load == Load()
 
 
 def test_a_turn_plans_one_model_and_asks_for_the_next_turn() -> None:
@@ -237,6 +241,29 @@ def test_a_failed_replica_tells_its_cause_and_is_tried_again_with_the_next_epoch
     shard = the_shard(fleet.handle(Wakeup(), 15.0))
     assert (shard.replica, shard.epoch) == ("rep-m-1", 2)
     assert the_replica(fleet).state is ShardState.PLACED
+
+
+def test_what_to_do_about_a_failure_is_kept_with_its_cause_and_announced() -> None:
+    fleet, effects = a_fleet(a_model())
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY, load=Load(running=3, steps=9)), 1.0)
+    facts = {"cause": "CUDA out of memory", "remedy": "give it a larger card"}
+    (announce,) = announced(fleet.handle(a_word(shard, ShardState.ENDED, **facts), 10.0))
+    assert announce.text == (
+        "rep-m-1 ended on n1: CUDA out of memory (failure 1 in a row; not tried there for 5s); give it a larger card"
+    )
+    replica = the_replica(fleet)
+    assert (replica.cause, replica.remedy) == ("CUDA out of memory", "give it a larger card")
+    assert replica.load == Load()
+
+
+def test_what_to_do_about_the_last_try_is_not_told_of_the_next() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.ENDED, cause="a", remedy="do b"), 10.0)
+    shard = the_shard(fleet.handle(Wakeup(), 15.0))
+    assert (the_replica(fleet).cause, the_replica(fleet).remedy) == (None, None)
+    fleet.handle(a_word(shard, ShardState.ENDED, cause="c"), 16.0)
+    assert (the_replica(fleet).cause, the_replica(fleet).remedy) == ("c", None)
 
 
 def test_the_last_words_of_a_failure_are_told_when_its_cause_is_new() -> None:
@@ -369,6 +396,27 @@ def test_room_that_an_end_gives_back_is_used_by_those_that_wait() -> None:
     fleet.handle(a_word(old, ShardState.ENDED), 3.0)
     fleet.handle(Wakeup(), 3.0)
     assert the_replica(fleet, ModelName("b")).state is ShardState.PLACED
+
+
+def test_a_node_whose_engine_turns_out_to_be_broken_is_given_nothing_more_and_mended_it_is() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    ailing = EngineFound(engine="e", program=("/opt/e",), checked=True, broken="libe.so.1 is missing")
+    fleet.handle(NodeReported(node=replace(a_node(), engines=(ailing,))), 5.0)
+    (announce,) = announced(fleet.handle(Demand(model=M), 6.0))
+    assert announce.lines == ("n1, profile 'p': /opt/e can't run e: libe.so.1 is missing",)
+    verdict = fleet.verdict(M)
+    assert isinstance(verdict, Rejected)
+    assert [no.reason for no in verdict.rejections] == [Reason.ENGINE_BROKEN]
+    mended = replace(ailing, broken=None, version="1.2")
+    assert the_shard(fleet.handle(NodeReported(node=replace(a_node(), engines=(mended,))), 7.0)).node == N1
+
+
+def test_an_engine_that_breaks_does_not_take_down_what_runs() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.READY), 1.0)
+    ailing = EngineFound(engine="e", program=("/opt/e",), checked=True, broken="it is half replaced")
+    assert fleet.handle(NodeReported(node=replace(a_node(), engines=(ailing,))), 2.0) == []
+    assert len(fleet.ready(M)) == 1
 
 
 # The catalog changes
@@ -584,11 +632,12 @@ def test_a_shard_that_already_runs_is_taken_over_as_it_is() -> None:
     fleet = Fleet()
     fleet.handle(CatalogChanged(models=(a_model(least=0),)), 0.0)
     spec = a_running(replace(a_model(least=1, most=1), aliases=("old",)))
-    effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(spec),)), 1.0)
+    report = a_word(spec, ShardState.READY, load=Load(running=1)).report
+    effects = fleet.handle(NodeRegistered(node=a_node(), running=((spec, report),)), 1.0)
     assert the_shard(effects) == spec
     assert announced(effects)[0].text == "rep-m-1 was already running on n1 and is taken over"
     (replica,) = fleet.ready(M)
-    assert (replica.shard.epoch, replica.endpoint) == (7, ENDPOINT)
+    assert (replica.shard.epoch, replica.endpoint, replica.load) == (7, ENDPOINT, Load(running=1))
     fleet.handle(a_word(spec, ShardState.ENDED), 2.0)
     assert the_shard(fleet.handle(Demand(model=M), 10.0)).epoch == 8
 
@@ -628,9 +677,11 @@ def test_a_shard_that_the_catalog_would_not_launch_is_left_out_and_booked_until_
 def test_a_shard_that_is_stopping_or_has_ended_is_not_taken_over() -> None:
     fleet = Fleet()
     fleet.handle(CatalogChanged(models=(a_model(least=0),)), 0.0)
+    mended = a_running(a_model(), number=3)
     running = (
         found(a_running(a_model(), number=1), ShardState.STOPPING),
         found(a_running(a_model(), number=2), ShardState.ENDED),
+        (mended, a_word(mended, ShardState.ENDED, cause="no room", remedy="make some", lines=("last",)).report),
     )
     effects = fleet.handle(NodeRegistered(node=a_node(), running=running), 1.0)
     (replica,) = fleet.statistics().nodes[0].replicas
@@ -638,7 +689,9 @@ def test_a_shard_that_is_stopping_or_has_ended_is_not_taken_over() -> None:
     assert [announce.text for announce in announced(effects)] == [
         "rep-m-1 was already running on n1 and is to stop: it isn't what the catalog asks for",
         "rep-m-2 had ended on n1: it gave no cause",
+        "rep-m-3 had ended on n1: no room; make some",
     ]
+    assert announced(effects)[-1].lines == ("last",)
 
 
 def test_the_epoch_of_what_had_ended_before_is_not_given_again() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -47,6 +49,13 @@ def test_a_profile_without_demands_goes_to_a_node_that_has_its_engine() -> None:
     assert place(a_model(profile), [a_node()], {}, {}, 0.0) == Placement(node=N1, profile=profile)
 
 
+def test_a_profile_with_an_environment_of_its_own_may_run_what_fails_without() -> None:
+    profile = a_profile(env={"LD_LIBRARY_PATH": "/opt/lib"})
+    assert place(a_model(profile), [replace(a_node(), engines=(BROKEN,))], {}, {}, 0.0) == Placement(
+        node=N1, profile=profile
+    )
+
+
 def test_without_nodes_or_profiles_nothing_is_placed_and_nobody_is_to_blame() -> None:
     assert place(a_model(a_profile()), [], {}, {}, 0.0) == Rejected()
     assert place(a_model(), [a_node()], {}, {}, 0.0) == Rejected()
@@ -58,6 +67,42 @@ def test_a_node_without_the_binary_is_told_what_to_do() -> None:
     assert rejection.detail == (
         "no binary of the engine 'e' was found: install it where PATH finds it, or set engines.e.bin"
     )
+
+
+BROKEN = EngineFound(engine="e", program=("/usr/bin/e",), checked=True, broken="libe.so.1 is missing")
+
+
+def test_a_binary_that_can_not_start_is_told_with_its_path_and_why() -> None:
+    rejection = the_rejection(a_profile(), replace(a_node(), engines=(BROKEN,)))
+    assert rejection.reason is Reason.ENGINE_BROKEN
+    assert rejection.detail == "/usr/bin/e can't run e: libe.so.1 is missing"
+
+
+def test_another_engine_of_the_same_node_can_still_run() -> None:
+    node = replace(a_node(engines=("f",)), engines=(BROKEN, EngineFound(engine="f", program=("/usr/bin/f",))))
+    verdict = place(a_model(a_profile("p", priority=1), a_profile("q", engine="f")), [node], {}, {}, 0.0)
+    assert isinstance(verdict, Placement)
+    assert (verdict.node, verdict.profile.name) == (N1, "q")
+    assert [(no.profile, no.reason) for no in verdict.rejections] == [("p", Reason.ENGINE_BROKEN)]
+
+
+def test_another_node_with_that_engine_can_still_run_it() -> None:
+    nodes = [replace(a_node("n1", memory_gb=64.0), engines=(BROKEN,)), a_node("n2", memory_gb=8.0)]
+    verdict = place(a_model(a_profile()), nodes, {}, {}, 0.0)
+    assert isinstance(verdict, Placement)
+    assert verdict.node == N2
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        replace(BROKEN, broken=None),
+        replace(BROKEN, broken=None, checked=False),
+        replace(BROKEN, broken=None, problems=("--x is deprecated",), version="1.2"),
+    ],
+)
+def test_what_is_not_known_to_be_broken_is_tried(found: EngineFound) -> None:
+    assert isinstance(place(a_model(a_profile()), [replace(a_node(), engines=(found,))], {}, {}, 0.0), Placement)
 
 
 def test_a_class_of_gpu_is_not_found_on_a_node_without_any() -> None:
@@ -118,6 +163,11 @@ def test_a_node_that_failed_is_left_alone_until_its_time() -> None:
 )
 def test_of_several_reasons_the_most_lasting_is_named(demands: dict[str, object], reason: Reason) -> None:
     assert the_rejection(a_profile(**demands), a_node(), until=107.0).reason is reason
+
+
+def test_a_broken_engine_is_named_before_what_passes_by_itself() -> None:
+    demands = a_profile(gpu_class="x", min_memory_gb=99.0, min_disk_gb=1.0)
+    assert the_rejection(demands, replace(a_node(), engines=(BROKEN,)), until=107.0).reason is Reason.ENGINE_BROKEN
 
 
 def test_the_node_with_the_most_memory_left_is_preferred() -> None:
@@ -198,3 +248,16 @@ def test_a_placement_always_fits_and_every_other_candidate_has_its_reason(
     assert all(disk.free_gb >= (verdict.profile.min_disk_gb or 0.0) for disk in node.disks)
     better = [profile for profile in profiles if profile.priority > verdict.profile.priority]
     assert len(verdict.rejections) >= len(better) * len(nodes)
+
+
+def test_an_agent_that_would_pass_over_what_is_asked_for_gets_none_of_it() -> None:
+    outdated = replace(a_node(), outdated=True)
+    plain, demanding = a_profile(), a_profile("q", env={"A": "1"}, tool_parser="x", priority=1)
+    rejection = the_rejection(demanding, outdated)
+    assert rejection.reason is Reason.AGENT_OUTDATED
+    assert rejection.detail == ("its agent is of an older llmgw, which passes over tool_parser, env: upgrade it")
+    # a profile that asks for nothing of the kind runs there, and an agent of now takes the other
+    verdict = place(a_model(plain, demanding), [outdated], {}, {}, 0.0)
+    assert isinstance(verdict, Placement)
+    assert verdict.profile is plain
+    assert place(a_model(demanding), [outdated, a_node("n2")], {}, {}, 0.0).node == N2  # type: ignore[union-attr]

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import logging
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,17 +19,25 @@ from llmgw.core.model import Model, ModelName, Profile
 from llmgw.engines import (
     LOADING,
     READY,
+    Cause,
+    CauseKind,
     Command,
     Embedded,
     EngineInfo,
     Launch,
+    Load,
     LogFact,
+    Lora,
+    ParserFlag,
+    ProbeOutput,
     Problem,
     RequestRules,
     SourceKind,
+    Task,
+    Version,
     hookimpl,
 )
-from llmgw.engines.registry import Engine, find_engines, load_engines, open_engine
+from llmgw.engines.registry import Engine, Found, find_engines, find_unable, load_engines, open_engine
 from llmgw.errors import EngineFailed, LlmgwError
 
 INFO = EngineInfo(
@@ -104,8 +117,10 @@ def test_hooks_that_a_plugin_lacks_have_a_neutral_answer() -> None:
     engine = an_engine()
     assert engine.embedded is None
     assert engine.validate(MODEL, PROFILE) == []
-    assert engine.build_probe(("tiny",)) is None
-    assert engine.build_request(PROFILE) == RequestRules()
+    assert engine.build_probe(("tiny",)) == ()
+    assert engine.build_request(MODEL, PROFILE) == RequestRules()
+    assert engine.name_parser(MODEL, PROFILE) is None
+    assert engine.read_probe([ProbeOutput(code=0, stdout="1", stderr="")]) is None
     assert engine.read_log("x") is None
     assert engine.read_load("x") is None
     assert engine.read_health(503, "") == LOADING
@@ -147,6 +162,122 @@ def test_a_command_that_cannot_be_built_is_a_failed_engine(caplog: pytest.LogCap
     assert "AttributeError" in caplog.text
 
 
+def test_a_command_has_the_environment_of_its_profile_over_the_plugins() -> None:
+    engine = an_engine(engine_build_command=lambda launch: Command(argv=launch.program, env={"A": "1", "B": "2"}))
+    launch = dataclasses.replace(LAUNCH, env={"B": "3", "C": "4"})
+    assert engine.build_command(launch).env == {"A": "1", "B": "3", "C": "4"}
+
+
+def test_one_probe_or_several_are_some() -> None:
+    one, two = Command(argv=("tiny", "--version")), Command(argv=("tiny", "--help"))
+    assert an_engine(engine_build_probe=lambda: one).build_probe(("tiny",)) == (one,)
+    assert an_engine(engine_build_probe=lambda: (one, two)).build_probe(("tiny",)) == (one, two)
+    assert an_engine(engine_build_probe=lambda: (one, "tiny --help")).build_probe(("tiny",)) == (one,)
+
+
+def test_what_probes_printed_is_read_as_one() -> None:
+    outputs = [ProbeOutput(code=0, stdout=text, stderr="") for text in ("1.2", "--host")]
+    engine = an_engine(
+        engine_read_probe=lambda output, outputs: Version(number=output.stdout + "".join(o.stdout for o in outputs))
+    )
+    assert engine.read_probe(outputs) == Version(number="1.21.2--host")
+    assert engine.read_probe([]) is None
+
+
+def test_nobody_is_sent_to_where_nothing_listens() -> None:
+    engine = an_engine(engine_read_health=lambda: READY)
+    assert engine.read_health(None, "") == LOADING
+    assert engine.read_health(200, "") == READY
+
+
+def test_the_common_causes_help_a_plugin_out() -> None:
+    own = Cause(kind=CauseKind.FLAG, line=" two\n lines ", remedy="take\nit out")
+    engine = an_engine(engine_read_exit=lambda lines, code: own if code == 2 else None)
+    assert engine.read_exit(["MemoryError"], 2, None) == Cause(
+        kind=CauseKind.FLAG, line="two lines", remedy="take it out"
+    )
+    # One that has looked and found nothing knows better than rules that know no engine.
+    assert engine.read_exit(["MemoryError"], 1, None) is None
+    common = an_engine().read_exit(["MemoryError"], 1, None)
+    assert common is not None
+    assert common.kind is CauseKind.HOST_MEMORY
+    assert an_engine().read_exit(["fine"], 1, None) is None
+
+
+def test_a_load_that_can_not_be_is_left_out() -> None:
+    said = Load(running=-1, waiting=2**60, cache_used=float("nan"), prompt_tokens=3, cached_tokens=2, steps=1)
+    engine = an_engine(engine_read_load=lambda: said)
+    assert engine.read_load("") == Load(prompt_tokens=3, cached_tokens=2, steps=1)
+    assert an_engine(engine_read_load=lambda: Load(cache_used=1.5)).read_load("") == Load()
+
+
+def test_a_cause_without_words_is_none() -> None:
+    engine = an_engine(engine_read_exit=lambda: Cause(kind=CauseKind.OTHER, line=" ", remedy=" "))
+    assert engine.read_exit(["fine"], 1, None) is None
+    engine = an_engine(engine_read_exit=lambda: Cause(kind=CauseKind.OTHER, line="bad", remedy=" "))
+    assert engine.read_exit([], 1, None) == Cause(kind=CauseKind.OTHER, line="bad")
+
+
+def test_the_other_answers_come_as_the_plugin_gives_them() -> None:
+    parser = ParserFlag(flag="--parser", given="a")
+    engine = an_engine(
+        engine_name_parser=lambda: parser,
+        engine_read_load=lambda text: Load(running=len(text)),
+        engine_build_request=lambda model: RequestRules(loras={model.name: {}}),
+    )
+    assert engine.name_parser(MODEL, PROFILE) == parser
+    assert engine.read_load("abc") == Load(running=3)
+    assert engine.build_request(MODEL, PROFILE).loras == {"m": {}}
+
+
+def test_a_hook_that_ends_the_program_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """An ArgumentParser in a plugin leaves by SystemExit."""
+    engine = an_engine(engine_validate=lambda profile: argparse.ArgumentParser().parse_args(list(profile.args)))
+    assert engine.validate(MODEL, dataclasses.replace(PROFILE, args=("--what",))) == []
+    assert "SystemExit" in caplog.text
+
+
+def test_ctrl_c_is_not_the_plugins_to_keep() -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        an_engine(engine_read_log=interrupt).read_log("x")
+    with pytest.raises(KeyboardInterrupt):
+        an_engine(engine_describe=interrupt)
+
+
+def test_the_version_reaches_the_check_of_a_definition() -> None:
+    engine = an_engine(
+        engine_validate=lambda version: [Problem(key="args", message=version.number if version else "none")]
+    )
+    assert [problem.message for problem in engine.validate(MODEL, PROFILE)] == ["none"]
+    assert [problem.message for problem in engine.validate(MODEL, PROFILE, Version(number="2"))] == ["2"]
+
+
+def test_what_an_engine_cannot_do_is_refused_by_key() -> None:
+    profile = Profile(name="p", engine="tiny", tp=2, pp=2, tool_parser="t", reasoning_parser="r")
+    model = dataclasses.replace(
+        MODEL, task=Task.RERANK, mmproj="/p", loras=(Lora(name=ModelName("l"), source="/l"),), profiles=(profile,)
+    )
+    problems = an_engine().validate(model, profile)
+    keys = ["task", "mmproj", "loras", "tp", "pp", "tool_parser", "reasoning_parser"]
+    assert [problem.key for problem in problems] == keys
+    assert problems[0].message == "Tiny has no task rerank: it can chat"
+    able = dataclasses.replace(
+        INFO,
+        tasks=frozenset({Task.RERANK}),
+        projector=True,
+        loras=True,
+        tensor_parallel=True,
+        pipeline_parallel=True,
+        tool_parser=True,
+        reasoning_parser=True,
+    )
+    assert find_unable(able, model, profile) == []
+    assert find_unable(INFO, MODEL, PROFILE) == []
+
+
 @pytest.mark.parametrize("hook", ["engine_describe", "engine_build_command", "engine_read_health"])
 def test_a_required_hook_that_is_missing_is_named(hook: str) -> None:
     with pytest.raises(LlmgwError, match=f"^tiny 1.0: {hook} missing; every engine needs"):
@@ -175,6 +306,39 @@ def test_a_description_that_cannot_be_had_is_named() -> None:
         an_engine(engine_describe=lambda: "Tiny")
     with pytest.raises(LlmgwError, match=r"engine_describe raised KeyError: 1"):
         an_engine(engine_describe=lambda: {}[1])
+    with pytest.raises(LlmgwError, match=r"engine_describe raised SystemExit: 3"):
+        an_engine(engine_describe=lambda: sys.exit(3))
+
+
+@pytest.mark.parametrize(
+    ("name", "rubbish"),
+    [
+        ("title", None),
+        ("tasks", None),
+        ("sources", [SourceKind.FILE]),
+        ("file_suffixes", ".tiny"),
+        ("flag_style", {}),
+        ("flag_changes", None),
+        ("stop_grace_seconds", "10"),
+    ],
+)
+def test_a_description_of_wrong_kinds_is_named(name: str, rubbish: object) -> None:
+    info = dataclasses.replace(INFO, **{name: rubbish})  # type: ignore[arg-type]
+    kind = type(rubbish).__name__
+    with pytest.raises(LlmgwError, match=rf"engine_describe returned an EngineInfo whose {name} is {kind}"):
+        an_engine(engine_describe=lambda: info)
+
+
+def test_a_plugin_that_cannot_even_be_looked_at_is_named() -> None:
+    class Odd:
+        @property
+        def engine_describe(self) -> object:
+            raise OSError("no such disk")
+
+    with pytest.raises(LlmgwError, match=r"^odd 1.0: its hooks can't be read: OSError: no such disk"):
+        open_engine("odd", Odd(), "odd 1.0")
+    with pytest.raises(LlmgwError, match=r"missing; every engine needs"):
+        open_engine("odd", None)
 
 
 def test_one_engine_is_never_asked_for_another() -> None:
@@ -184,28 +348,117 @@ def test_one_engine_is_never_asked_for_another() -> None:
     assert second.read_log("x") == LogFact(progress="second")
 
 
+BROKEN_MODULES = {
+    "syntax": ("def engine_describe(:\n", "can't be imported: SyntaxError: "),
+    "absent": ("import no_such_module_of_anybody\n", "can't be imported: ModuleNotFoundError: "),
+    "quits": ("raise SystemExit(3)\n", "can't be imported: SystemExit: 3"),
+    "fails": ("1 / 0\n", "can't be imported: ZeroDivisionError: "),
+    "nulls": ("a = '\0'\n", "can't be imported: "),
+    "empty": ("", "engine_describe, engine_build_command, engine_read_health missing; every engine needs "),
+    "typo": (GOOD + "\n@hookimpl\ndef engine_read_lg(line): ...\n", "engine_read_lg"),
+    "argument": (GOOD + "\n@hookimpl\ndef engine_read_log(row): ...\n", "row"),
+    "unmarked": (GOOD + "\ndef engine_read_log(line): ...\n", "engine_read_log is not marked with @hookimpl"),
+    "raises": (GOOD.replace("return EngineInfo", "return 1 / 0 or EngineInfo"), "engine_describe raised ZeroDivision"),
+    "rubbish": (GOOD.replace("return EngineInfo", "return str or EngineInfo"), "engine_describe returned type, it has"),
+}
+
+
+def ours(found: Found) -> dict[str, str]:
+    """What is said of each engine that is left out."""
+    return {problem.key: problem.message for problem in found.problems}
+
+
 def test_broken_plugins_are_left_out_by_name_and_the_others_stay(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     install(tmp_path, "registry_good", "good = registry_good", GOOD)
-    install(tmp_path, "registry_absent", "absent = registry_absent")
-    install(tmp_path, "registry_quits", "quits = registry_quits", "raise SystemExit(3)")
-    install(tmp_path, "registry_typo", "typo = registry_typo", GOOD + "\n@hookimpl\ndef engine_read_lg(line): ...\n")
+    install(tmp_path, "registry_gone", "gone = registry_gone")
+    install(tmp_path, "registry_attribute", "attribute = registry_attribute:plugin", GOOD)
+    for name, (module, _) in BROKEN_MODULES.items():
+        install(tmp_path, f"registry_{name}", f"{name} = registry_{name}", module)
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = find_engines()
+    found = find_engines({})
     assert {"good", "llamacpp"} <= set(found.engines)
-    said = {problem.key: problem.message for problem in found.problems}
-    assert said.keys() == {"engine absent", "engine quits", "engine typo"}
-    assert said["engine absent"].startswith(
-        "plugin registry_absent of distribution registry_absent 1.0 can't be imported: ModuleNotFoundError"
+    assert found.origins["good"] == "distribution registry_good 1.0"
+    said = ours(found)
+    assert said.keys() == {f"engine {name}" for name in (*BROKEN_MODULES, "gone", "attribute")}
+    for name, (_, reason) in BROKEN_MODULES.items():
+        assert said[f"engine {name}"].startswith(f"plugin registry_{name} of distribution registry_{name} 1.0")
+        assert reason in said[f"engine {name}"]
+    assert said["engine gone"].startswith(
+        "plugin registry_gone of distribution registry_gone 1.0 can't be imported: ModuleNotFoundError"
     )
-    assert "SystemExit: 3" in said["engine quits"]
-    assert "engine_read_lg" in said["engine typo"]
+    assert "can't be imported: AttributeError: " in said["engine attribute"]
+    assert found.origins.keys() == found.engines.keys()
 
     with caplog.at_level(logging.ERROR):
-        engines = load_engines()
+        engines = load_engines({})
     assert engines.keys() == found.engines.keys()
-    assert len(caplog.records) == 3
+    assert len(caplog.records) == len(said)
+
+
+def test_a_folder_of_plugins_is_found_beside_the_installed_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "mine.py").write_text(GOOD)
+    # Installed ones keep their name.
+    (tmp_path / "llamacpp.py").write_text(GOOD)
+    for name, (module, _) in BROKEN_MODULES.items():
+        (tmp_path / f"{name}.py").write_text(module)
+    environ = {"LLMGW_PLUGINS": str(tmp_path)}
+    found = find_engines(environ)
+    assert found.engines["mine"].info.title == "Good"
+    assert found.engines["llamacpp"].info.title == "llama.cpp"
+    assert found.origins["mine"] == str(tmp_path / "mine.py")
+    assert found.origins["llamacpp"].startswith("distribution llmgw ")
+    said = ours(found)
+    assert said.keys() == {f"engine {name}" for name in (*BROKEN_MODULES, "llamacpp")}
+    for name, (_, reason) in BROKEN_MODULES.items():
+        assert said[f"engine {name}"].startswith(f"plugin {tmp_path / name}.py")
+        assert reason in said[f"engine {name}"]
+    assert said["engine llamacpp"] == (
+        f"plugin {tmp_path / 'llamacpp.py'} is left out: plugin llmgw_llamacpp of "
+        f"{found.origins['llamacpp']} has that name already; take one of them away"
+    )
+    assert "mine" in load_engines(environ)
+    monkeypatch.setenv("LLMGW_PLUGINS", str(tmp_path))
+    assert "mine" in load_engines()
+    monkeypatch.delenv("LLMGW_PLUGINS")
+    assert "mine" not in load_engines()
+
+
+@pytest.mark.slow
+def test_an_embedded_program_of_the_folder_is_found_by_its_python(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    embedded = "from llmgw.engines import Embedded\n@hookimpl\ndef engine_embedded():\n"
+    embedded += "    return Embedded(module='_registry_served', requires='json', install='nothing')\n"
+    probe = "@hookimpl\ndef engine_build_probe(program):\n    return Command(argv=(*program, '--version'))\n"
+    (tmp_path / "mine.py").write_text(f"{GOOD}\n{embedded}{probe}")
+    (tmp_path / "_registry_served.py").write_text("print('served')\n")
+    engine = find_engines({"LLMGW_PLUGINS": str(tmp_path)}).engines["mine"]
+    program = (sys.executable, "-m", "_registry_served")
+    (asked,) = engine.build_probe(program)
+    for command in (engine.build_command(dataclasses.replace(LAUNCH, program=program)), asked):
+        environ = os.environ | command.env
+        done = subprocess.run(command.argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+        assert done.stdout == "served\n"
+    monkeypatch.setenv("PYTHONPATH", "/above")
+    assert engine.build_probe(program)[0].env == {"PYTHONPATH": f"{tmp_path}{os.pathsep}/above"}
+    # A binary's own Python has no business there.
+    assert engine.build_probe(("/opt/mine",))[0].env == {}
+
+
+def test_a_folder_that_cannot_be_read_takes_nobody_along(tmp_path: Path) -> None:
+    found = find_engines({"LLMGW_PLUGINS": str(tmp_path / "absent")})
+    assert "llamacpp" in found.engines
+    assert ours(found).keys() == {"LLMGW_PLUGINS"}
+
+
+def test_ctrl_c_while_a_plugin_is_imported_ends_llmgw(tmp_path: Path) -> None:
+    (tmp_path / "slow.py").write_text("raise KeyboardInterrupt\n")
+    with pytest.raises(KeyboardInterrupt):
+        find_engines({"LLMGW_PLUGINS": str(tmp_path)})
 
 
 def test_a_name_that_two_plugins_claim_goes_to_one_and_the_other_is_named(
@@ -217,9 +470,9 @@ def test_a_name_that_two_plugins_claim_goes_to_one_and_the_other_is_named(
     install(tmp_path / "c", "registry_twin_c", "twin = registry_twin_a")
     for folder in ("a", "b", "c"):
         monkeypatch.syspath_prepend(str(tmp_path / folder))
-    found = find_engines()
-    assert "twin" in found.engines
-    (problem,) = found.problems
-    assert problem.key == "engine twin"
-    assert problem.message.startswith("plugin registry_twin_b of distribution registry_twin_b 1.0 is left out")
-    assert "registry_twin_a" in problem.message
+    found = find_engines({})
+    assert found.origins["twin"] == "distribution registry_twin_a 1.0"
+    assert ours(found) == {
+        "engine twin": "plugin registry_twin_b of distribution registry_twin_b 1.0 is left out: plugin registry_twin_a "
+        "of distribution registry_twin_a 1.0 has that name already; take one of them away"
+    }
