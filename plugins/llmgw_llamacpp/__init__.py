@@ -12,6 +12,7 @@ from llmgw.engines import (
     BROKEN,
     LOADING,
     READY,
+    Cause,
     Command,
     Embedded,
     EngineInfo,
@@ -20,21 +21,28 @@ from llmgw.engines import (
     Load,
     LogFact,
     Model,
+    ParserFlag,
     ProbeOutput,
     Problem,
     Profile,
     RequestRules,
     SourceKind,
+    Task,
     Version,
     hookimpl,
 )
-from llmgw_llamacpp import flags, logs, slots
+from llmgw_llamacpp import exits, flags, logs, slots, tasks
+from llmgw_llamacpp.help import read_help
 
 # A llama-server reads most settings from LLAMA_ARG_* too, a key from LLAMA_API_KEY, and its part as the child of a
 # router from LLAMA_SERVER_*; AIP_* moves its port and paths. What the agent's shell had exported is nobody's choice.
 INHERITED = ("LLAMA_", "AIP_")
 
-_VERSION = re.compile(r"^version: (\S+)", re.MULTILINE)
+_OFFLOAD = ("--mmproj-offload", "--no-mmproj-offload")
+_UI = ("--ui", "--webui", "--no-ui", "--no-webui")
+
+# "version: 0.1.0-dev (build 10434, commit 7e4c0a9)"; until the middle of 2026 "version: 8672 (3ce7da2)".
+_VERSION = re.compile(r"^version: (\S{1,64})(?: \(build (\d{1,9}),)?", re.MULTILINE)
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+(:[\w.-]+)?")
 _METRIC = re.compile(r"^llamacpp:(\w+)(?:\{[^}\n]*\})? ([0-9.eE+-]{1,32})\s*$", re.MULTILINE)
 
@@ -46,12 +54,26 @@ def engine_describe() -> EngineInfo:
         default_binary="llama-server",
         sources=frozenset({SourceKind.FILE}),
         file_suffixes=(".gguf",),
-        api_paths=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"}),
+        api_paths=frozenset(
+            {
+                *("/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank"),
+                *("/v1/responses", "/v1/messages"),
+            }
+        ),
+        tasks=frozenset({Task.CHAT, Task.EMBED, Task.RERANK}),
         cpu=True,
+        # As many cards as tp says, the layers shared out among them; --split-mode in args divides each layer instead.
+        tensor_parallel=True,
+        loras=True,
+        projector=True,
+        reasoning_parser=True,
         health_path="/health",
         load_path="/metrics",
         stop_signal="SIGTERM",
         stop_grace_seconds=10.0,
+        owned_by="llamacpp",
+        flag_style=flags.STYLE,
+        flag_changes=flags.CHANGES,
     )
 
 
@@ -62,7 +84,12 @@ def engine_embedded() -> Embedded:
 
 @hookimpl
 def engine_validate(model: Model, profile: Profile) -> list[Problem]:
-    problems = [*flags.check(profile.args), *slots.check(profile.args, model.context_length)]
+    problems = [
+        *flags.check(profile.args),
+        *flags.check_env(profile.env),
+        *slots.check(profile.args, model.context_length),
+        *tasks.check(model, profile),
+    ]
     if _REPOSITORY.fullmatch(model.source) and not model.source.lower().endswith(".gguf"):
         text = f"{model.source} is a repository, and llama.cpp reads one .gguf file: download it, and write its path"
         problems.append(Problem(key="source", message=text))
@@ -71,39 +98,64 @@ def engine_validate(model: Model, profile: Profile) -> list[Problem]:
 
 @hookimpl
 def engine_build_command(launch: Launch) -> Command:
+    args = launch.args
     argv = [*launch.program, "--model", launch.source, "--alias", launch.served_name]
-    argv += ["--host", launch.host, "--port", str(launch.port), *slots.share(launch.args, launch.context_length)]
-    if launch.threads and not flags.is_given(launch.args, "--threads", "-t"):
+    argv += ["--host", launch.host, "--port", str(launch.port), *slots.share(args, launch.context_length)]
+    argv += tasks.name_mode(launch)
+    if launch.max_output and not flags.is_given(args, "--predict", "--n-predict", "-n"):
+        argv += ["--predict", str(launch.max_output)]
+    if launch.mmproj is not None and not flags.is_given(args, "--mmproj", "-mm"):
+        argv += ["--mmproj", launch.mmproj]
+    argv += tasks.name_adapters(launch.loras, args, launch.version)
+    if launch.reasoning_parser is not None and not flags.is_given(args, "--reasoning-format"):
+        argv += ["--reasoning-format", launch.reasoning_parser]
+    argv += _name_cards(launch)
+    if launch.threads and not flags.is_given(args, "--threads", "-t"):
         argv += ["--threads", str(launch.threads)]
-    # --no-webui is the name of this switch in every version; the newer --no-ui is not.
-    argv += ["--metrics", "--no-webui", *launch.args]
-    # Else a failed assertion starts gdb on the process, and its frames bury the line that names the cause.
-    env = {"GGML_NO_BACKTRACE": "1"}
-    if launch.gpus:
-        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
-    return Command(argv=tuple(argv), env=env, scrub=INHERITED)
+    # What a profile gives by itself is left out: of two, a llama-server warns.
+    switches = [("--metrics",), (_name_no_ui(launch.version), *_UI)]
+    argv += [names[0] for names in switches if not flags.is_given(args, *names)]
+    return Command(argv=(*argv, *args), env=_set_cards(launch.gpus), scrub=INHERITED)
 
 
 @hookimpl
-def engine_build_probe(program: tuple[str, ...]) -> Command:
-    return Command(argv=(*program, "--version"), scrub=INHERITED)
+def engine_build_probe(program: tuple[str, ...]) -> tuple[Command, ...]:
+    return tuple(Command(argv=(*program, asked), scrub=INHERITED) for asked in ("--version", "--help"))
 
 
 @hookimpl
-def engine_build_request() -> RequestRules:
-    return RequestRules(usage_in_streams=True)
+def engine_build_request(model: Model) -> RequestRules:
+    adapters: dict[str, dict[str, object]] = {
+        lora.name: {"lora": [{"id": number, "scale": 1.0}]} for number, lora in enumerate(model.loras)
+    }
+    # Said aloud for the model itself too: a body without the field keeps what a slot's cache has of another adapter.
+    base: dict[str, object] = {"lora": [{"id": 0, "scale": 0.0}]} if adapters else {}
+    return RequestRules(usage_in_streams=True, loras=adapters, base=base)
 
 
 @hookimpl
-def engine_read_probe(output: ProbeOutput) -> Version | None:
-    # Printed on stderr. The build number beside it is 1 in what packagers build: the first word alone is the version.
+def engine_name_parser(profile: Profile) -> ParserFlag:
+    # It reads the calls by the chat template: one that knows tools is what makes it parse them.
+    if flags.is_given(profile.args, "--no-jinja"):
+        return ParserFlag(flag="--jinja", given="--no-jinja")
+    given = flags.value_of(profile.args, "--chat-template-file", "--chat-template")
+    return ParserFlag(flag="--chat-template-file", given=given)
+
+
+@hookimpl
+def engine_read_probe(output: ProbeOutput, outputs: tuple[ProbeOutput, ...]) -> Version | None:
+    # Printed on stderr. The build number is 1 or 0 in what packagers build: the first word is the version then.
     found = _VERSION.search(output.stderr) or _VERSION.search(output.stdout)
-    return Version(number=found[1]) if found and output.code == 0 else None
+    if found is None or output.code != 0:
+        return None
+    number = found[2] if found[2] and int(found[2]) > 1 else found[1]
+    helped = [each for each in outputs[1:2] if each.code == 0]
+    return Version(number=number, flags=read_help(helped[0].stdout) if helped else ())
 
 
 @hookimpl
-def engine_read_health(status: int, body: str) -> Health | None:
-    if status == 503:
+def engine_read_health(status: int | None, body: str) -> Health | None:
+    if status is None or status == 503:
         return LOADING
     if status == 200:
         return (
@@ -120,13 +172,52 @@ def engine_read_log(line: str) -> LogFact | None:
 
 
 @hookimpl
+def engine_read_exit(lines: tuple[str, ...], code: int | None, signal: int | None) -> Cause | None:
+    return exits.read(lines, code, signal)
+
+
+@hookimpl
 def engine_read_load(text: str) -> Load | None:
     found = {name: float(value) for name, value in _METRIC.findall(text) if _is_number(value)}
     running, waiting = found.get("requests_processing"), found.get("requests_deferred")
     if running is None and waiting is None:
         return None
-    # Only builds until the middle of 2025 tell how full the cache is.
-    return Load(running=_count(running), waiting=_count(waiting), cache_used=_share(found.get("kv_cache_usage_ratio")))
+    computed, cached = found.get("prompt_tokens_total"), found.get("prompt_tokens_cached_total")
+    return Load(
+        running=_count(running),
+        waiting=_count(waiting),
+        # Only builds until the middle of 2025 tell how full the cache is.
+        cache_used=_share(found.get("kv_cache_usage_ratio")),
+        # The one counts what had to be computed, so what came in is known only beside the other.
+        prompt_tokens=int(computed + cached) if computed is not None and cached is not None else None,
+        cached_tokens=_count(cached),
+        steps=_count(found.get("n_decode_total")),
+    )
+
+
+def _name_no_ui(version: Version | None) -> str:
+    # --no-webui is the name in every release until now, and --no-ui the one that is to stay.
+    return "--no-ui" if version is not None and version.find("--no-ui") is not None else "--no-webui"
+
+
+def _name_cards(launch: Launch) -> tuple[str, ...]:
+    if launch.gpus == ():
+        # Whatever kind of cards this build is for.
+        device = () if flags.is_given(launch.args, "--device", "-dev") else ("--device", "none")
+        projector = launch.mmproj is not None and not flags.is_given(launch.args, *_OFFLOAD)
+        return (*device, "--no-mmproj-offload") if projector else device
+    if launch.tp > 1 and not flags.is_given(launch.args, "--split-mode", "-sm"):
+        return ("--split-mode", "layer")
+    return ()
+
+
+def _set_cards(gpus: tuple[int, ...] | None) -> dict[str, str]:
+    # Else a failed assertion starts gdb on the process, and its frames bury the line that names the cause.
+    env = {"GGML_NO_BACKTRACE": "1"}
+    if gpus is None:
+        return env
+    env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
+    return env if gpus else env | {"GGML_VK_VISIBLE_DEVICES": ""}
 
 
 def _says_ok(body: str) -> bool:

@@ -1,11 +1,19 @@
-"""Which flags of a profile's args are llmgw's own, and how flags are spelled."""
+"""How llama-server's flags are spelled, which of them are llmgw's own, and which have come and gone.
+
+Seen in the help of releases b8672 to b11549 and read in the sources between them; tests/plugins/llamacpp/flags and
+help have what those list.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
-from llmgw.engines import Problem
+from llmgw.engines import FlagChange, FlagStyle, Problem, find_owned, split_args
+from llmgw.engines import value_of as _value_of
+
+# "--flag=value" is an unknown flag to it, "--ctx_size" is "--ctx-size", and half a flag is none.
+STYLE = FlagStyle(equals=False, underscores=True)
 
 # Every spelling, by what llmgw sets in its place. A profile that repeats one would win, since its args come last, and
 # the replica would be healthy where nobody asks for it, or be another model than its name says.
@@ -21,52 +29,82 @@ _OWNED = {
     ),
     "the placement, which decides on the machines of a replica": ("--rpc",),
 }
-OWNED = {flag: instead for instead, spellings in _OWNED.items() for flag in spellings}
-
-_FLAG = re.compile(r"--?[A-Za-z]\S*")
+OWNED = {flag: origin for origin, spellings in _OWNED.items() for flag in spellings}
 
 # Shorthands for a model that llama.cpp downloads by itself: --gpt-oss-20b-default, --fim-qwen-7b-spec and the like.
 _PRESET = re.compile(r"--(embd|fim|gpt-oss|vision)-\S+-(default|spec)")
+_JOINED = re.compile(r"(--?[A-Za-z][\w-]*)=(.*)", re.DOTALL)
 
+# The same in the environment. What is set there loses against a flag of llmgw's, so it would do nothing but mislead.
+_OWNED_ENV = {
+    "the model's source": (
+        *("LLAMA_ARG_MODEL", "LLAMA_ARG_MODEL_URL", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_HF_FILE"),
+        *("LLAMA_ARG_DOCKER_REPO", "LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET"),
+    ),
+    "the model's name": ("LLAMA_ARG_ALIAS",),
+    "the address that it picks on the node": (
+        *("LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_REUSE_PORT", "LLAMA_ARG_API_PREFIX"),
+        *("AIP_MODE", "AIP_HTTP_PORT", "AIP_HEALTH_ROUTE", "AIP_PREDICT_ROUTE"),
+    ),
+    "its own connection to the engine, which is plain and has no key": (
+        *("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"),
+    ),
+    "the placement, which decides on machines and cards": (
+        *("LLAMA_ARG_RPC", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    ),
+    "context_length and args: write --ctx-size or --parallel there": ("LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_N_PARALLEL"),
+}
+OWNED_ENV = {name: origin for origin, names in _OWNED_ENV.items() for name in names}
 
-def spell(word: str) -> str | None:
-    """The flag that llama.cpp would take a word for, ``_`` in long ones being ``-``; None when it is a value."""
-    if _FLAG.fullmatch(word) is None:
-        return None
-    name = word.partition("=")[0]
-    return name.replace("_", "-") if name.startswith("--") else name
+# gone_in is the first release known to be without it.
+_GONE = (
+    ("b8672", "--verbose-prompt --dump-kv-cache -dkvc", None),
+    ("b10068", "--draft --draft-n --draft-max", "--spec-draft-n-max"),
+    ("b10068", "--draft-min --draft-n-min", "--spec-draft-n-min"),
+    ("b10068", "--spec-ngram-size-n", "--spec-ngram-simple-size-n"),
+    ("b10068", "--spec-ngram-size-m", "--spec-ngram-simple-size-m"),
+    ("b10068", "--spec-ngram-min-hits", "--spec-ngram-simple-min-hits"),
+    ("b10068", "--ctx-size-draft -cd --spec-replace --license", None),
+    ("b10068", "--checkpoint-every-n-tokens -cpent", "--checkpoint-min-step"),
+    ("b10068", "--clear-idle", "--cache-idle-slots"),
+    ("b10068", "--no-clear-idle", "--no-cache-idle-slots"),
+    ("b11434", "--mlock --mmap --no-mmap --direct-io -dio --no-direct-io -ndio", "--load-mode"),
+)
+CHANGES = tuple(
+    FlagChange(flag=flag, gone_in=release, instead=instead)
+    for release, spellings, instead in _GONE
+    for flag in spellings.split()
+)
 
 
 def is_given(args: Sequence[str], *names: str) -> bool:
     """Whether one of the flags is among the args."""
-    return any(spell(word) in names for word in args)
+    return any(given.name in names for given in split_args(args, STYLE))
 
 
 def value_of(args: Sequence[str], *names: str) -> str | None:
     """The value of the last of these flags: "" when nothing follows it, None when none is given."""
-    for at in range(len(args) - 1, -1, -1):
-        if spell(args[at]) in names:
-            return args[at + 1] if at + 1 < len(args) else ""
-    return None
+    return _value_of(args, STYLE, *names)
 
 
 def check(args: Sequence[str]) -> list[Problem]:
     """A problem for each flag that is llmgw's, or that llama-server would not read as it is written."""
-    return [Problem(key="args", message=message) for word in args if (message := _fault(word)) is not None]
+    return [*find_owned(args, OWNED, STYLE), *(Problem(key="args", message=text) for text in _find_faults(args))]
 
 
-def _fault(word: str) -> str | None:
-    flag = spell(word)
-    if flag is None:
-        # "--ctx-size 4096" as one item of the list: llama-server takes the whole of it for a flag's name.
-        if re.match(r"--?[A-Za-z][\w-]*\s+\S", word):
-            return f"{word!r} is one item: write the flag and its value as two"
-        return None
-    if flag in OWNED:
-        return f"{flag} is not for args: llmgw sets it from {OWNED[flag]}"
-    if _PRESET.fullmatch(flag):
-        return f"{flag} is not for args: llmgw sets the model from {OWNED['--model']}"
-    if "=" in word and word.startswith("--"):
-        name, _, value = word.partition("=")
-        return f"llama-server does not take {word}: write {name} and {value} as two items"
-    return None
+def check_env(env: Mapping[str, str]) -> list[Problem]:
+    """A problem for each variable that sets what is llmgw's."""
+    return [
+        Problem(key="env", message=f"{name} is not for env: llmgw sets it from {OWNED_ENV[name]}")
+        for name in sorted(env)
+        if name in OWNED_ENV
+    ]
+
+
+def _find_faults(args: Sequence[str]) -> Iterator[str]:
+    for word in args:
+        joined = _JOINED.fullmatch(word)
+        if joined is not None:
+            yield f"llama-server does not take {word}: write {joined[1]} and {joined[2]} as two items"
+        elif _PRESET.fullmatch(word.replace("_", "-")):
+            yield f"{word} is not for args: llmgw sets the model from {OWNED['--model']}"

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from llmgw_llamacpp import values
-from llmgw_llamacpp.values import Convert, decimal, inverse, listed, number, one_of, switch, text
+from llmgw_llamacpp.values import Convert, More, decimal, inverse, listed, number, one_of, switch, text
 
 __all__ = ["OPTIONS", "MisuseError", "Option", "help_text", "move", "parse"]
 
@@ -93,7 +93,8 @@ def _assign(params: Any, places: tuple[Place, ...], xllamacpp: ModuleType, value
         for step in steps:
             target = getattr(target, step, None)
         if hasattr(target, last):
-            setattr(target, last, convert(xllamacpp, value))
+            item = convert(xllamacpp, value)
+            setattr(target, last, [*getattr(target, last), *item] if isinstance(item, More) else item)
             return
     raise AttributeError(f"this version of xllamacpp has no setting {places[0][0]}")
 
@@ -114,8 +115,15 @@ def _places(paths: str, convert: Convert) -> tuple[Place, ...]:
     return tuple((path, convert) for path in paths.split())
 
 
+_CACHE_TYPES = "{f32,f16,bf16,q8_0,q4_0,q4_1,iq4_nl,q5_0,q5_1}"
 _CACHE_TYPE = one_of("ggml_type", "GGML_TYPE_")
-_FLASH = one_of("llama_flash_attn_type", "LLAMA_FLASH_ATTN_TYPE_", on="ENABLED", off="DISABLED")
+_FLASH = one_of(
+    "llama_flash_attn_type",
+    "LLAMA_FLASH_ATTN_TYPE_",
+    **dict.fromkeys(("on", "true", "1"), "ENABLED"),
+    **dict.fromkeys(("off", "false", "0"), "DISABLED"),
+    **{"-1": "AUTO"},
+)
 _LOAD_MODE = one_of("llama_load_mode", "LLAMA_LOAD_MODE_", **{"mmap+mlock": "MMAP_MLOCK", "dio": "DIRECT_IO"})
 _POOLING = one_of("llama_pooling_type", "LLAMA_POOLING_TYPE_")
 _RANKING = one_of("llama_pooling_type", "LLAMA_POOLING_TYPE_", on="RANK")
@@ -150,8 +158,8 @@ OPTIONS: tuple[Option, ...] = (
     _value("--threads -t", "N", "cpuparams.n_threads"),
     _value("--threads-batch -tb", "N", "cpuparams_batch.n_threads"),
     _flag("--cont-batching -cb", "cont_batching", off="--no-cont-batching -nocb"),
-    _value("--cache-type-k -ctk", "TYPE", "cache_type_k", _CACHE_TYPE),
-    _value("--cache-type-v -ctv", "TYPE", "cache_type_v", _CACHE_TYPE),
+    _value("--cache-type-k -ctk", _CACHE_TYPES, "cache_type_k", _CACHE_TYPE),
+    _value("--cache-type-v -ctv", _CACHE_TYPES, "cache_type_v", _CACHE_TYPE),
     _value("--flash-attn -fa", "[on|off|auto]", "flash_attn_type", _FLASH),
     _flag("--swa-full", "swa_full"),
     _flag("--context-shift", "ctx_shift", off="--no-context-shift"),
@@ -164,10 +172,19 @@ OPTIONS: tuple[Option, ...] = (
     _value("--sleep-idle-seconds", "SECONDS", "sleep_idle_seconds"),
     # devices and memory
     _value("--gpu-layers --n-gpu-layers -ngl", "N", "n_gpu_layers", values.layers),
+    Option(
+        names=("--device", "-dev"),
+        hint="{none}",
+        settings=(
+            _places("n_gpu_layers", values.no_device(0)),
+            _places("no_kv_offload", values.no_device(True)),
+            _places("no_op_offload", values.no_device(True)),
+        ),
+    ),
     _value("--split-mode -sm", "{none,layer,row,tensor}", "split_mode", _SPLIT),
     _value("--main-gpu -mg", "INDEX", "main_gpu"),
-    _value("--load-mode -lm", "MODE", "load_mode", _LOAD_MODE),
-    _value("--numa", "TYPE", "numa", one_of("ggml_numa_strategy", "GGML_NUMA_STRATEGY_")),
+    _value("--load-mode -lm", "{auto,none,mmap,mlock,mmap+mlock,dio}", "load_mode", _LOAD_MODE),
+    _value("--numa", "{distribute,isolate,numactl}", "numa", one_of("ggml_numa_strategy", "GGML_NUMA_STRATEGY_")),
     _value("--fit -fit", "[on|off]", "fit_params", switch),
     _value("--fit-ctx -fitc", "N", "fit_params_min_ctx"),
     _flag("--kv-offload -kvo", "no_kv_offload", inverse, off="--no-kv-offload -nkvo"),
@@ -183,7 +200,7 @@ OPTIONS: tuple[Option, ...] = (
     _value("--chat-template-kwargs", "STRING", "default_template_kwargs", values.template_values),
     _value(
         "--reasoning-format",
-        "FORMAT",
+        "{none,auto,deepseek,deepseek-legacy}",
         "reasoning_format",
         one_of("common_reasoning_format", "COMMON_REASONING_FORMAT_"),
     ),
@@ -202,6 +219,7 @@ OPTIONS: tuple[Option, ...] = (
     _flag("--mmproj-auto", "no_mmproj", inverse, off="--no-mmproj --no-mmproj-auto"),
     _flag("--mmproj-offload", "mmproj_use_gpu", off="--no-mmproj-offload"),
     _value("--lora", "FNAME", "lora_adapters", values.adapters),
+    _value("--lora-scaled", "FNAME:SCALE,...", "lora_adapters", values.scaled_adapters),
     _flag("--lora-init-without-apply", "lora_init_without_apply"),
     _value("--rope-freq-base", "N", "rope_freq_base", decimal),
     _value("--rope-freq-scale", "N", "rope_freq_scale", decimal),

@@ -61,8 +61,28 @@ def template_values(_module: ModuleType, value: str) -> dict[str, str]:
     return {key: json.dumps(item) for key, item in json.loads(value).items()}
 
 
-def adapters(module: ModuleType, value: str) -> list[Any]:
-    return [module.CommonAdapterLoraInfo(path, 1.0) for path in listed(module, value)]
+class More(list[Any]):
+    """Items that go beside those which are there already."""
+
+
+def adapters(module: ModuleType, value: str) -> More:
+    return More(module.CommonAdapterLoraInfo(path, 1.0) for path in listed(module, value))
+
+
+def scaled_adapters(module: ModuleType, value: str) -> More:
+    pairs = [item.split(":") for item in listed(module, value)]
+    return More(module.CommonAdapterLoraInfo(path, float(scale)) for path, scale in pairs)
+
+
+def no_device(item: Any) -> Convert:
+    """``item`` for "none", which is all that can be asked for: xllamacpp has no choice of devices."""
+
+    def pick(_module: ModuleType, value: str) -> Any:
+        if value != "none":
+            raise ValueError(value)
+        return item
+
+    return pick
 
 
 def one_of(enum: str, prefix: str, **words: str) -> Convert:

@@ -43,9 +43,14 @@ def run(*args: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run((*PROGRAM, *args), capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
 
 
-def cause_of(log: str) -> str | None:
-    facts = [fact for fact in map(ENGINE.read_log, log.splitlines()) if fact]
-    return next((fact.fatal for fact in facts if fact.fatal and not fact.generic), None)
+def cause_of(done: subprocess.CompletedProcess[str]) -> str | None:
+    ended = (
+        {"code": done.returncode, "signal": None}
+        if done.returncode >= 0
+        else {"code": None, "signal": -done.returncode}
+    )
+    cause = ENGINE.read_exit(done.stderr.splitlines(), **ended)
+    return cause.line if cause is not None else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +122,7 @@ def started(weights: Path, *args: str, context_length: int = 2048) -> Iterator[R
 
 @needs_xllamacpp
 def test_the_version_is_printed_as_llama_server_prints_it() -> None:
-    probe = ENGINE.build_probe(PROGRAM)
-    assert probe is not None
+    probe = ENGINE.build_probe(PROGRAM)[0]
     done = subprocess.run(probe.argv, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
     assert done.returncode == 0
     assert done.stdout == ""
@@ -147,7 +151,7 @@ def test_a_command_line_that_cannot_be_run_ends_with_one_line(args: tuple[str, .
 def test_a_missing_model_is_named_as_the_cause() -> None:
     done = run("--model", "/nowhere/x.gguf", "--port", str(free_port()))
     assert done.returncode == 1
-    assert cause_of(done.stderr) == "failed to open GGUF file '/nowhere/x.gguf' (No such file or directory)"
+    assert cause_of(done) == "failed to open GGUF file '/nowhere/x.gguf' (No such file or directory)"
     assert "Traceback" not in done.stderr
 
 
@@ -172,7 +176,7 @@ def test_a_context_too_small_to_warm_up_is_named_as_the_cause(weights: Path) -> 
         check=False,
     )
     assert done.returncode == -signal.SIGABRT
-    assert str(cause_of(done.stderr)).startswith("failed to add token")
+    assert str(cause_of(done)).startswith("failed to add token")
     assert not re.search(r"^#\d+ ", done.stderr + done.stdout, re.MULTILINE)
 
 
@@ -182,7 +186,7 @@ def test_a_port_in_use_is_named_as_the_cause(tmp_path: Path) -> None:
         port = taken.getsockname()[1]
         done = run("--model", str(tmp_path / "x.gguf"), "--port", str(port))
     assert done.returncode == 1
-    assert cause_of(done.stderr) == f"couldn't bind HTTP server socket, hostname: 127.0.0.1, port: {port}"
+    assert cause_of(done) == f"couldn't bind HTTP server socket, hostname: 127.0.0.1, port: {port}"
 
 
 @pytest.mark.e2e
@@ -192,7 +196,7 @@ def test_a_truncated_model_is_named_as_the_cause(tmp_path: Path, weights: Path) 
         short.write_bytes(whole.read(3_000_000))
     done = run("--model", str(short), "--port", str(free_port()))
     assert done.returncode == 1
-    assert "model is corrupted or incomplete" in str(cause_of(done.stderr))
+    assert "model is corrupted or incomplete" in str(cause_of(done))
 
 
 @pytest.mark.e2e

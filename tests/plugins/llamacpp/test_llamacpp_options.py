@@ -16,10 +16,12 @@ SAMPLES = {
     "--cache-type-v": "iq4_nl",
     "--chat-template-file": __file__,
     "--chat-template-kwargs": '{"enable_thinking": false}',
+    "--device": "none",
     "--fit": "off",
     "--flash-attn": "auto",
     "--gpu-layers": "all",
     "--load-mode": "mmap+mlock",
+    "--lora-scaled": "a.gguf:0,b.gguf:0.5",
     "--numa": "isolate",
     "--pooling": "mean",
     "--reasoning-format": "deepseek-legacy",
@@ -80,6 +82,25 @@ def test_a_value_that_does_not_fit_is_named_with_the_usage() -> None:
     with pytest.raises(MisuseError) as misused:
         moved("--port", "x", port=0)
     assert str(misused.value) == "error while handling argument \"--port\": invalid value 'x'\n\nusage:\n--port PORT"
+
+
+def test_adapters_go_beside_those_that_were_named_before() -> None:
+    class Adapters(ModuleType):
+        def CommonAdapterLoraInfo(self, path: str, scale: float) -> tuple[str, float]:  # noqa: N802 - as xllamacpp has it
+            return path, scale
+
+    params = SimpleNamespace(lora_adapters=[])
+    move(parse(["--lora", "a.gguf", "--lora-scaled", "b.gguf:0,c.gguf:0.5"]), Adapters("adapters"), params)
+    assert params.lora_adapters == [("a.gguf", 1.0), ("b.gguf", 0.0), ("c.gguf", 0.5)]
+    with pytest.raises(MisuseError, match=r"invalid value 'b\.gguf'"):
+        move(parse(["--lora-scaled", "b.gguf"]), Adapters("adapters"), params)
+
+
+def test_no_device_keeps_everything_off_the_cards() -> None:
+    params = moved("--device", "none", n_gpu_layers=-1, no_kv_offload=False, no_op_offload=False)
+    assert (params.n_gpu_layers, params.no_kv_offload, params.no_op_offload) == (0, True, True)
+    with pytest.raises(MisuseError, match="invalid value 'CUDA0'"):
+        moved("--device", "CUDA0", n_gpu_layers=-1)
 
 
 def test_a_setting_that_this_xllamacpp_lacks_is_refused() -> None:

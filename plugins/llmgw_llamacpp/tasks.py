@@ -1,0 +1,103 @@
+"""What a model's task and its extra files ask of llama-server: embeddings, ranking, a projector, adapters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from llmgw.engines import Launch, Lora, Model, Problem, Profile, Takes, Task, Version
+from llmgw_llamacpp.flags import is_given, value_of
+
+REASONING_FORMATS = ("auto", "deepseek", "deepseek-legacy", "none")
+
+_SPLIT_MODE = ("--split-mode", "-sm")
+_EMBED = ("--embeddings", "--embedding")
+_RERANK = ("--reranking", "--rerank")
+_BATCH = ("--batch-size", "-b")
+_UBATCH = ("--ubatch-size", "-ub")
+_POOLING = "--pooling"
+_MMPROJ = ("--mmproj", "-mm", "--mmproj-url", "-mmu", "--no-mmproj", "--no-mmproj-auto")
+_ADAPTERS = ("--lora", "--lora-scaled", "--lora-init-without-apply")
+_FORMAT = "--reasoning-format"
+_GGUF = re.compile(r"\.gguf(?:[?#].*)?", re.IGNORECASE)
+
+
+def name_mode(launch: Launch) -> tuple[str, ...]:
+    """The flags of a task other than chat, with room for an input of the whole context.
+
+    An input goes through in one batch there, and is refused where it is longer than one: 512 tokens by default. The
+    pooling is the model's own, since a wrong one gives vectors that look right.
+    """
+    if launch.task is Task.CHAT:
+        return ()
+    names = _EMBED if launch.task is Task.EMBED else _RERANK
+    mode = () if is_given(launch.args, *names) else names[:1]
+    if not launch.context_length:
+        return mode
+    room = str(launch.context_length)
+    batch = () if is_given(launch.args, *_BATCH) else ("--batch-size", room)
+    ubatch = () if is_given(launch.args, *_UBATCH) else ("--ubatch-size", room)
+    return (*mode, *batch, *ubatch)
+
+
+def name_adapters(loras: Sequence[Lora], args: Sequence[str], version: Version | None) -> tuple[str, ...]:
+    """The adapters in their order, none of them applied: each request says which it wants.
+
+    ``--lora`` alone applies all of them to every request that names none, ``--lora-init-without-apply`` or not.
+    """
+    if not loras or is_given(args, "--lora-scaled"):
+        return ()
+    # Until the end of 2025 the file and its scale were two words, and each adapter a flag of its own.
+    known = version.find("--lora-scaled") if version is not None else None
+    if known is not None and known.takes is Takes.MANY:
+        return tuple(word for lora in loras for word in ("--lora-scaled", lora.source, "0"))
+    return ("--lora-scaled", ",".join(f"{lora.source}:0" for lora in loras))
+
+
+def check(model: Model, profile: Profile) -> list[Problem]:
+    """What of a task and its files does not go together, or is not what llama.cpp reads."""
+    problems = [*_check_files(model), *_check_task(model, profile.args)]
+    if model.mmproj is not None and is_given(profile.args, *_MMPROJ):
+        problems.append(Problem(key="args", message="the model has an mmproj: take --mmproj and its like out of args"))
+    if model.loras and is_given(profile.args, *_ADAPTERS):
+        problems.append(Problem(key="args", message="the model has loras: take --lora and its like out of args"))
+    if profile.tp > 1 and value_of(profile.args, *_SPLIT_MODE) == "none":
+        text = f"--split-mode none uses one card, and tp is {profile.tp}: take one of the two out"
+        problems.append(Problem(key="args", message=text))
+    return [*problems, *_check_reasoning(profile)]
+
+
+def _check_files(model: Model) -> Iterator[Problem]:
+    if model.mmproj is not None and not _GGUF.search(model.mmproj):
+        text = f"{model.mmproj} does not end in .gguf: llama.cpp reads a projector from such a file"
+        yield Problem(key="mmproj", message=text)
+    for lora in model.loras:
+        if not _GGUF.search(lora.source):
+            text = f"{lora.source} does not end in .gguf: convert the adapter with llama.cpp's convert_lora_to_gguf.py"
+            yield Problem(key="loras", message=text)
+        elif lora.source.startswith("/") and {",", ":"} & set(lora.source):
+            text = f"llama.cpp takes a list of adapters divided by , and : so a path can't have them: {lora.source}"
+            yield Problem(key="loras", message=text)
+    if model.loras and model.task is not Task.CHAT:
+        text = f"llama.cpp chooses adapters for chats and completions only, and the task is {model.task}: take them out"
+        yield Problem(key="loras", message=text)
+
+
+def _check_task(model: Model, args: Sequence[str]) -> Iterator[Problem]:
+    pooling = value_of(args, _POOLING)
+    if model.task is Task.EMBED and pooling in ("none", "rank"):
+        text = f"--pooling {pooling} gives no embedding of a text: write mean, cls or last, or leave it to the model"
+        yield Problem(key="args", message=text)
+    if model.task is Task.RERANK and pooling not in (None, "rank"):
+        yield Problem(key="args", message=f"--pooling {pooling} can't rank: take it out, --reranking brings its own")
+
+
+def _check_reasoning(profile: Profile) -> Iterator[Problem]:
+    wanted = profile.reasoning_parser
+    if wanted is None:
+        return
+    if wanted not in REASONING_FORMATS:
+        text = f"llama.cpp knows no reasoning format {wanted!r}: give it one of {', '.join(REASONING_FORMATS)}"
+        yield Problem(key="reasoning_parser", message=text)
+    if is_given(profile.args, _FORMAT):
+        yield Problem(key="args", message=f"reasoning_parser is set as well as {_FORMAT}: take one of the two out")

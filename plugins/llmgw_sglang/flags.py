@@ -1,0 +1,115 @@
+"""Which flags and variables of a profile are llmgw's own, and how SGLang reads the words of its command line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+
+from llmgw.engines import FlagStyle, Problem, find_owned, split_args
+
+# Tried with the parser of 0.5.23: --tp 2 is --tp-size 2; --tp_size and --model.path are refused.
+STYLE = FlagStyle(equals=True, underscores=False, abbreviations=True, dotted=False)
+
+# Every spelling, by what llmgw sets in its place. The args come last and would win: the replica would be another model
+# than its name says, be healthy where nobody asks for it, or take cards that are another's.
+_OWNED = {
+    "the model's source": ("--model-path", "--model"),
+    "the model's name": ("--served-model-name",),
+    # --model-type is `sglang serve`'s own: another of its servers, for pictures.
+    "the model's task": ("--is-embedding", "--model-type"),
+    "the model's loras": ("--lora-paths",),
+    "the address that it picks on the node": ("--host", "--port", "--fastapi-root-path"),
+    "its own connection to the engine, which is plain HTTP and has no key": (
+        *("--api-key", "--admin-api-key", "--ssl-keyfile", "--ssl-certfile", "--ssl-ca-certs"),
+        *("--ssl-keyfile-password", "--enable-ssl-refresh"),
+        *("--smg-grpc-mode", "--grpc-mode", "--grpc-port", "--smg-http-sidecar-port", "--grpc-http-sidecar-port"),
+    ),
+    "the profile, whose args are what this file would hold": ("--config",),
+    "the profile's tp and pp": (*("--tp-size", "--tensor-parallel-size", "--pp-size", "--pipeline-parallel-size"),),
+    "the placement, which decides on the nodes and cards of a replica": (
+        *("--nnodes", "--node-rank", "--dist-init-addr", "--nccl-init-addr", "--nccl-port"),
+        *("--engine-info-bootstrap-port", "--base-gpu-id", "--gpu-id-step", "--use-ray"),
+    ),
+}
+OWNED = {flag: instead for instead, spellings in _OWNED.items() for flag in spellings}
+
+_OWNED_ENV = {
+    "the placement": (
+        *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
+        "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE",
+    ),
+    "the fabric's address": ("SGLANG_HOST_IP",),
+    "nothing: the engine is asked over HTTP": ("SGLANG_GRPC_PORT",),
+}
+OWNED_ENV = {name: instead for instead, names in _OWNED_ENV.items() for name in names}
+
+# With what is short for it: no other flag begins so.
+_REPLICAS = ("--dp-size", "--data-parallel-size", "--dp", "--data-parallel")
+_WITHIN_TP = ("--enable-dp-attention", "--attn-dp-size", "--attention-data-parallel-size")
+_CONTEXT = "--context-length"
+_DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_FACTORS = _DECIMAL | {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+
+
+def is_given(args: Sequence[str], *names: str) -> bool:
+    """Whether one of the flags is among the args, written in full."""
+    return any(given.name in names for given in split_args(args, STYLE))
+
+
+def value_of(args: Sequence[str], *names: str) -> str | None:
+    """The first value of the last of these flags: "" when nothing follows it, None when none is given."""
+    values = [given.values for given in split_args(args, STYLE) if given.name in names]
+    return None if not values else values[-1][0] if values[-1] else ""
+
+
+def check_args(args: Sequence[str]) -> list[Problem]:
+    """A problem for each flag that is llmgw's."""
+    return find_owned(args, OWNED, STYLE)
+
+
+def check_env(env: Mapping[str, str]) -> list[Problem]:
+    """A problem for each variable that is llmgw's; SGL_X is another name of SGLANG_X."""
+    return [
+        Problem(key="env", message=f"{name} is not for env: llmgw sets it from {OWNED_ENV[full]}")
+        for name in sorted(env)
+        if (full := re.sub(r"^SGL_", "SGLANG_", name)) in OWNED_ENV
+    ]
+
+
+def check_replicas(args: Sequence[str]) -> list[Problem]:
+    """Data parallelism is replicas of its own, on cards that llmgw has not booked, unless only attention has it."""
+    given = value_of(args, *_REPLICAS)
+    if given in (None, "1") or is_given(args, *_WITHIN_TP):
+        return []
+    text = f"{_REPLICAS[0]} {given} takes the cards of {given} replicas, and llmgw has booked those of one: take it out"
+    text += " and set scaling.min, or add --enable-dp-attention, which stays within tp"
+    return [Problem(key="args", message=text)]
+
+
+def check_context(args: Sequence[str], context_length: int | None) -> list[Problem]:
+    """A context of the args' own may be longer than the model promises, and not shorter."""
+    given = value_of(args, _CONTEXT)
+    if given is None:
+        return []
+    tokens = read_count(given)
+    if tokens is None:
+        text = f"{_CONTEXT} needs a number of tokens, not {given!r}: 32768, 32k (32000) or 32Ki (32768)"
+        return [Problem(key="args", message=text)]
+    if context_length is None or tokens >= context_length:
+        return []
+    text = f"{_CONTEXT} {given} is {tokens} tokens, and the model promises context_length {context_length}: "
+    text += f"take it out of args, or set context_length to {tokens}"
+    return [Problem(key="args", message=text)]
+
+
+def read_count(text: str) -> int | None:
+    """A number as SGLang reads it, above 0: 32768, 32k, 1.5k, 32Ki. None for anything else.
+
+    Suffixes are understood by current releases (0.5.23) and by none of the first ones.
+    """
+    found = re.fullmatch(r"([0-9]{1,12})(\.[0-9]{1,6})?(|k|M|G|T|Ki|Mi|Gi|Ti)", text.strip())
+    if found is None or (found[2] and (found[3].endswith("i") or not found[3])):
+        return None
+    factor = _FACTORS[found[3]]
+    count = int(float(found[1] + found[2]) * factor) if found[2] else int(found[1]) * factor
+    return count or None

@@ -1,0 +1,75 @@
+"""The environment of one shard: its cards, its fabric, its caches and its threads."""
+
+from __future__ import annotations
+
+from llmgw.engines import Launch
+from llmgw_vllm.releases import is_for_cpu
+
+# Some two hundred settings are read from VLLM_* alone, a key and ports among them; a service that Kubernetes calls
+# "vllm" exports VLLM_PORT as a URL, and the start ends there. What the agent's shell had exported is nobody's choice.
+INHERITED = ("VLLM_",)
+
+# Below the folder that outlives a restart: weights, compiled kernels and graphs, each for minutes of the next start.
+_CACHES = {
+    "HF_HOME": "huggingface",
+    "VLLM_CACHE_ROOT": "vllm",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TRITON_CACHE_DIR": "triton",
+    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
+    "CUDA_CACHE_PATH": "cuda",
+}
+
+# Its own limit for a start is 10 minutes, whatever the size of the weights; llmgw has that of the profile.
+_READY_SECONDS = "86400"
+
+
+def build(launch: Launch) -> dict[str, str]:
+    """What is set, whatever the machine says; the profile's own env may still differ."""
+    # Coloured levels would hide the prefix that lines are read by.
+    env = {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "NO_COLOR": "1",
+        "VLLM_ENGINE_READY_TIMEOUT_S": _READY_SECONDS,
+    }
+    if launch.gpus is not None:
+        # "" is none at all: an absent variable would be all.
+        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
+    if _is_path(launch.source) and all(_is_path(lora.source) for lora in launch.loras):
+        env["HF_HUB_OFFLINE"] = "1"
+    return env | _fabric(launch) | _threads(launch)
+
+
+def defaults(launch: Launch) -> dict[str, str]:
+    """Where it keeps what outlives a restart."""
+    cache = launch.cache.rstrip("/") if launch.cache else ""
+    return {name: f"{cache}/{folder}" for name, folder in _CACHES.items()} if cache else {}
+
+
+def _fabric(launch: Launch) -> dict[str, str]:
+    fabric = launch.fabric
+    if fabric is None or launch.count <= 1:
+        return {}
+    # NCCL takes a name for a beginning, eth1 for eth10 too, unless "=" stands before it. Gloo knows no such sign.
+    env = {
+        "VLLM_HOST_IP": fabric.address,
+        "NCCL_SOCKET_IFNAME": f"={fabric.interface}",
+        "GLOO_SOCKET_IFNAME": fabric.interface,
+    }
+    return env | ({"NCCL_IB_HCA": f"={','.join(fabric.hcas)}"} if fabric.hcas else {})
+
+
+def _threads(launch: Launch) -> dict[str, str]:
+    # By itself a build for CPUs binds a thread to each core that it sees, which in a container with a quota is more
+    # than it has; only unbound does it keep to the number.
+    if not is_for_cpu(launch.version) or not launch.threads:
+        return {}
+    workers = max(1, launch.tp * launch.pp // max(1, launch.count))
+    return {
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(max(1, launch.threads // workers)),
+    }
+
+
+def _is_path(source: str) -> bool:
+    return source.startswith(("/", "./", "../", "~"))

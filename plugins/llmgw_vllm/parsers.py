@@ -1,0 +1,92 @@
+"""Parsers of tool calls and of reasoning: which one fits a model by its name, and which ones a binary has."""
+
+from __future__ import annotations
+
+import re
+from difflib import get_close_matches
+
+from llmgw.engines import Model, ParserFlag, Problem, Profile, Task, Version
+from llmgw_vllm.flags import is_given, value_of
+
+TOOL_FLAG = "--tool-call-parser"
+REASONING_FLAG = "--reasoning-parser"
+
+# The first that fits counts. The parsers are those of 0.32; what they are for is said by vLLM's own documentation and
+# by the models' cards.
+_FITTING = (
+    (r"distill", None),
+    (r"deepseek-?v4\.1", "deepseek_v41"),
+    (r"deepseek-?v4", "deepseek_v4"),
+    (r"deepseek-?v3\.2", "deepseek_v32"),
+    (r"deepseek-?v3\.1", "deepseek_v31"),
+    (r"deepseek-?(v3|r1-0528)", "deepseek_v3"),
+    (r"qwen-?3-coder|qwen-?3\.[5-9]", "qwen3_coder"),
+    (r"hermes|qwen-?(2\.5|3)|qwq|smollm-?3", "hermes"),
+    (r"llama-?4", "llama4_pythonic"),
+    (r"llama-?3\.[1-3]", "llama3_json"),
+    (r"mistral|mixtral|ministral|magistral|devstral", "mistral"),
+    (r"gpt-oss", "openai"),
+    (r"glm-?(4\.7|5)", "glm47"),
+    (r"glm-?4\.[56]", "glm45"),
+    (r"kimi-?k3", "kimi_k3"),
+    (r"kimi-?k2", "kimi_k2"),
+    (r"minimax-?m3", "minimax_m3"),
+    (r"minimax-?m2", "minimax_m2"),
+    (r"granite-?20b-functioncalling", "granite-20b-fc"),
+    (r"granite-?4", "granite4"),
+    (r"granite-?3", "granite"),
+    (r"internlm-?2", "internlm"),
+    (r"jamba", "jamba"),
+    (r"phi-?4-mini", "phi4_mini_json"),
+    (r"functiongemma", "functiongemma"),
+    (r"gemma-?4", "gemma4"),
+    (r"hunyuan-?a13b", "hunyuan_a13b"),
+    (r"xlam", "xlam"),
+    (r"olmo-?3", "olmo3"),
+    (r"seed-oss", "seed_oss"),
+    (r"step-?3\.5", "step3p5"),
+    (r"step-?3", "step3"),
+    (r"ernie-?4\.5", "ernie45"),
+    (r"longcat", "longcat"),
+    (r"lfm-?2", "lfm2"),
+    (r"apertus", "apertus"),
+)
+FITTING = tuple((re.compile(pattern), parser) for pattern, parser in _FITTING)
+
+
+def name(model: Model, profile: Profile) -> ParserFlag | None:
+    """The flag for tool calls, what is given for it, and what fits by the model's source or name."""
+    if model.task is not Task.CHAT:
+        return None
+    given = profile.tool_parser or value_of(profile.args, TOOL_FLAG) or None
+    return ParserFlag(flag=TOOL_FLAG, given=given, suggested=_suggest(model.source) or _suggest(model.name))
+
+
+def check(profile: Profile, version: Version | None) -> list[Problem]:
+    """A parser that is given twice, or that the binary does not have; of one that isn't known nothing is said."""
+    problems = []
+    for key, given, flag, plugin in (
+        ("tool_parser", profile.tool_parser, TOOL_FLAG, "--tool-parser-plugin"),
+        ("reasoning_parser", profile.reasoning_parser, REASONING_FLAG, "--reasoning-parser-plugin"),
+    ):
+        if given is not None and is_given(profile.args, flag):
+            problems.append(Problem(key="args", message=f"{flag} is not for args: the profile has {key} {given}"))
+        chosen, where = (given, key) if given is not None else (value_of(profile.args, flag), "args")
+        known = version.find(flag) if version is not None else None
+        # A plugin of the operator's brings names that no help lists.
+        if not chosen or known is None or not known.choices or is_given(profile.args, plugin):
+            continue
+        if chosen not in known.choices:
+            problems.append(Problem(key=where, message=_refuse(chosen, flag, known.choices)))
+    return problems
+
+
+def _refuse(chosen: str, flag: str, choices: frozenset[str]) -> str:
+    close = get_close_matches(chosen, sorted(choices), n=1, cutoff=0.5)
+    hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(choices))}"
+    return f"this vLLM has no parser {chosen!r} for {flag}: {hint}"
+
+
+def _suggest(text: str) -> str | None:
+    text = re.sub(r"[\s_]+", "-", text.lower()[:400])
+    return next((parser for pattern, parser in FITTING if pattern.search(text)), None)
