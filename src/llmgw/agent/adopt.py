@@ -10,8 +10,8 @@ from pathlib import Path
 
 import trio
 
-from llmgw.agent.held import Adopted, Tools, endpoint_of
-from llmgw.agent.shards import SHOWN_LINES
+from llmgw.agent.held import Adopted, Tools, endpoint_of, is_proven
+from llmgw.agent.shards import CAUSE_LINES, SHOWN_LINES
 from llmgw.agent.telling import first_report
 from llmgw.core.replica import ShardReport, ShardSpec, ShardState
 from llmgw.engines.types import HealthState
@@ -49,7 +49,7 @@ async def adopt(tools: Tools) -> FoundShards:
             continue
         tools.ports.hold(record.port)
         state = ShardState.READY if await _is_ready(tools, record) else ShardState.LOADING
-        endpoint = endpoint_of(record.spec, record.port)
+        endpoint = endpoint_of(record.spec, record.port) if record.serves else None
         report = replace(first_report(record.spec), state=state, pid=record.pid, endpoint=endpoint)
         running.append(Adopted(record=record, process=process, report=report))
         name = (record.spec.id, record.pid, record.port, record.argv_hash)
@@ -64,6 +64,10 @@ async def adopt(tools: Tools) -> FoundShards:
 
 
 async def _is_ready(tools: Tools, record: ShardRecord) -> bool:
+    if not record.serves:
+        return True
+    if not is_proven(record.spec, record):
+        return False
     engine = tools.engines[record.spec.profile.engine]
     with trio.move_on_after(tools.settings.pace.health_limit):
         reply = await get(HOST, record.port, engine.info.health_path)
@@ -72,12 +76,19 @@ async def _is_ready(tools: Tools, record: ShardRecord) -> bool:
 
 
 async def _tell_end(tools: Tools, record: ShardRecord) -> ShardReport:
-    lines = await trio.to_thread.run_sync(LogFile(Path(record.log)).read_last, SHOWN_LINES)
-    cause = "ended while no agent was watching it"
-    if record.spec.profile.engine not in tools.engines:
+    lines = await trio.to_thread.run_sync(LogFile(Path(record.log)).read_last, CAUSE_LINES)
+    engine = tools.engines.get(record.spec.profile.engine)
+    remedy = None
+    if engine is None:
         cause = f"stopped, because no engine plugin is called {record.spec.profile.engine} any more"
+    else:
+        cause = "ended while no agent was watching it"
+        named = engine.read_exit(lines, None, None)
+        if named is not None:
+            cause, remedy = f"{cause}: {named.line}", named.remedy
     log.warning("shard %s: %s", record.spec.id, cause)
-    return replace(first_report(record.spec), state=ShardState.ENDED, cause=cause, lines=lines)
+    last = lines[-SHOWN_LINES:]
+    return replace(first_report(record.spec), state=ShardState.ENDED, cause=cause, remedy=remedy, lines=last)
 
 
 async def _stop_strays(tools: Tools, kept: Iterable[str]) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,7 +17,9 @@ from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import Command, Launch
 from llmgw.errors import EngineFailed
+from llmgw.host.executable import explain_start
 from llmgw.host.logfile import LogFile, begin_log
+from llmgw.host.oom import count_oom_kills
 from llmgw.host.ports import HOST, Ports, is_foreign
 from llmgw.host.process import Process, hash_argv, read_boot_id, start_process
 from llmgw.host.state import ShardRecord, StateFolder
@@ -35,6 +36,7 @@ class Tools:
     programs: Programs
     ports: Ports
     state: StateFolder
+    count_oom_kills: Callable[[], int | None] = count_oom_kills
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,12 @@ class Adopted:
     report: ShardReport
 
 
+def is_proven(spec: ShardSpec, record: ShardRecord | None) -> bool:
+    """Whether the health of this shard can be believed: one of several may say that it is ready and hang at the first
+    token, until it was seen to answer."""
+    return spec.count == 1 or (record is not None and (record.proven or not record.serves))
+
+
 def endpoint_of(spec: ShardSpec, port: int) -> Endpoint:
     """Where the engine of a shard listens."""
     return Endpoint(host=HOST, port=port, served_name=spec.model.name)
@@ -54,7 +62,19 @@ def endpoint_of(spec: ShardSpec, port: int) -> Endpoint:
 class Held:
     """What a shard holds at this moment: its process, its port, its log."""
 
-    __slots__ = ("log", "log_troubled", "port", "process", "ready", "spec", "telling", "tools")
+    __slots__ = (
+        "log",
+        "log_troubled",
+        "oom_kills",
+        "port",
+        "process",
+        "ready",
+        "record",
+        "serves",
+        "spec",
+        "telling",
+        "tools",
+    )
 
     def __init__(self, spec: ShardSpec, tools: Tools, telling: Telling) -> None:
         self.spec = spec
@@ -63,6 +83,11 @@ class Held:
         self.process: Process | None = None
         self.port: int | None = None
         self.ready = False
+        # It answers HTTP: else it is up while its process lives.
+        self.serves = True
+        self.record: ShardRecord | None = None
+        # How many the kernel had killed for memory when this engine began.
+        self.oom_kills: int | None = None
         # said once, not at every poll
         self.log_troubled = False
         self.log = LogFile(tools.state.log_path(spec.id))
@@ -85,9 +110,21 @@ class Held:
 
     def take(self, adopted: Adopted) -> None:
         """Go on with an engine that was found running."""
-        self.process, self.port = adopted.process, adopted.record.port
+        self.process, self.port, self.record = adopted.process, adopted.record.port, adopted.record
+        self.serves = adopted.record.serves
         self.ready = adopted.report.state is ShardState.READY
         self.log = LogFile(Path(adopted.record.log))
+        self.oom_kills = self.tools.count_oom_kills()
+
+    async def note_proven(self) -> None:
+        """It has answered one: the next agent need not ask again. A disk that is full ends no engine that serves."""
+        if self.record is None:
+            return
+        self.record = replace(self.record, proven=True)
+        try:
+            await trio.to_thread.run_sync(self.tools.state.write, self.record)
+        except OSError as error:
+            log.warning("state file %s can't be written: %s", error.filename, error.strerror or error)
 
     async def start(self, launch: Launch) -> None:
         """Start the engine on a port of its own, and know of it even after a crash."""
@@ -95,23 +132,24 @@ class Held:
         command = self.engine().build_command(replace(launch, port=self.port))
         # In one step that a cancellation can't cut in two: a process without a file would be nobody's.
         pid = await trio.to_thread.run_sync(self._start, command, self.port)
-        self.telling.process(pid, endpoint_of(self.spec, self.port))
+        self.telling.process(pid, endpoint_of(self.spec, self.port) if self.serves else None)
 
     def _start(self, command: Command, port: int) -> int:
         state, path, program = self.tools.state, self.log.path, command.argv[0]
         marker = state.marker(self.spec)
+        self.serves = command.serves
+        self.oom_kills = self.tools.count_oom_kills()
         try:
             begin_log(path)
             self.log = LogFile(path)
             # Held before anything else can fail, so that it is stopped when its file can't be written.
             process = self.process = start_process(command, log=path, marker=marker)
         except OSError as error:
-            # The file that is in the way need not be the program: its log, or the folder that it is to run in.
-            where = "" if error.filename in (None, program) else f"{os.fsdecode(error.filename)}: "
-            raise EngineFailed(f"{program} can't be started: {where}{error.strerror or error}") from error
+            why = explain_start(program, error)
+            raise EngineFailed(f"{program} can't be started: {why.reason}", remedy=why.remedy) from error
         argv_hash = hash_argv(command.argv)
         log.info("shard %s: pid %d, port %d, command %s", self.spec.id, process.pid, port, argv_hash)
-        record = ShardRecord(
+        record = self.record = ShardRecord(
             spec=self.spec,
             pid=process.pid,
             start_time=process.start_time,
@@ -120,6 +158,7 @@ class Held:
             port=port,
             log=str(path),
             marker=marker,
+            serves=command.serves,
         )
         try:
             state.write(record)
@@ -127,6 +166,11 @@ class Held:
             # Without it the next agent would not know this engine for its own.
             raise EngineFailed(f"state file {error.filename} can't be written: {error.strerror or error}") from error
         return process.pid
+
+    def was_killed_for_memory(self, signum: int | None) -> bool:
+        """Whether the kernel ended this engine for want of memory, as far as it counts that."""
+        now = self.tools.count_oom_kills()
+        return signum == signal.SIGKILL and None not in (now, self.oom_kills) and now != self.oom_kills
 
     def read_log(self) -> list[str]:
         """The new lines; the file is kept in bounds on the way.

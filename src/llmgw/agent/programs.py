@@ -1,23 +1,26 @@
-"""Which program runs an engine on this node, and which version it says it is. Used to launch and to report alike."""
+"""Which program runs an engine on this node, and what came of trying it. Used to launch and to report alike."""
 
 from __future__ import annotations
 
 import importlib.util
 import itertools
+import logging
 import os
 import shutil
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import trio
 
+from llmgw.agent.preflight import Preflight, examine
 from llmgw.config.paths import is_text
 from llmgw.engines.registry import Engine
-from llmgw.engines.types import Version
 from llmgw.errors import EngineFailed
-from llmgw.host.process import run_probe
 
-PROBE_SECONDS = 20.0
+log = logging.getLogger(__name__)
+
+RETRY_SECONDS = 60.0
 
 
 def find_program(engine: Engine, binaries: Mapping[str, str]) -> tuple[str, ...]:
@@ -52,34 +55,81 @@ def _whole(found: str) -> str:
     return path
 
 
-class Programs:
-    """The versions of programs, asked for once and again when the file has changed.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tried:
+    """What came of a program, of which file, and when."""
 
-    ``marker_prefix`` is the state folder's: a program that is asked when llmgw is killed is ended at the next start.
+    stamp: tuple[int, int]
+    found: Preflight
+    at: float
+
+
+class Programs:
+    """What came of trying the programs of this node. Each is tried once, again when its file has changed, and now and
+    then while it is broken: what it lacked may have been installed.
+
+    ``marker_prefix`` is the state folder's: a program that is tried when llmgw is killed is ended at the next start.
+    ``retry_seconds``: how long a broken one is left alone.
     """
 
-    __slots__ = ("_known", "_marker_prefix", "_numbers")
+    __slots__ = ("_marker_prefix", "_news", "_numbers", "_retry_seconds", "_said", "_tried", "_turns", "changes")
 
-    def __init__(self, *, marker_prefix: str) -> None:
+    def __init__(self, *, marker_prefix: str, retry_seconds: float = RETRY_SECONDS) -> None:
         self._marker_prefix = marker_prefix
-        # Two may be asked at once, and the end of one must not be that of the other.
+        self._retry_seconds = retry_seconds
+        # Two may be tried at once, and the end of one must not be that of the other.
         self._numbers = itertools.count(1)
-        self._known: dict[tuple[str, tuple[str, ...]], tuple[tuple[int, int], Version | None]] = {}
+        self._turns: dict[str, trio.Lock] = {}
+        self._tried: dict[tuple[str, tuple[str, ...]], _Tried] = {}
+        self._said: dict[tuple[str, tuple[str, ...]], frozenset[str]] = {}
+        self._news = trio.Event()
+        self.changes = 0
 
-    async def probe(self, engine: Engine, program: tuple[str, ...]) -> Version | None:
-        """None when it does not say, or not in time."""
+    async def find(self, engine: Engine, program: tuple[str, ...]) -> Preflight | None:
+        """What is known of this program as it is now; None before it was tried."""
+        tried = self._tried.get((engine.name, program))
         stamp = await trio.to_thread.run_sync(_stamp, engine, program)
-        key = (engine.name, program)
-        if key in self._known and self._known[key][0] == stamp:
-            return self._known[key][1]
-        command = engine.build_probe(program)
-        version = None
-        if command is not None:
+        return tried.found if tried is not None and tried.stamp == stamp else None
+
+    async def check(self, engine: Engine, program: tuple[str, ...], *, again: bool = False) -> Preflight:
+        """The same, tried now where it has to be; whoever asks meanwhile waits for that one try.
+
+        ``again``: one that was undecided is due for another try as a broken one is.
+        """
+        async with self._turns.setdefault(engine.name, trio.Lock()):
+            key = (engine.name, program)
+            # Before it is tried: a file that is replaced meanwhile is found changed at the next look.
+            stamp = await trio.to_thread.run_sync(_stamp, engine, program)
+            tried = self._tried.get(key)
+            if tried is not None and tried.stamp == stamp and not self._is_due(tried, again=again):
+                return tried.found
             marker = f"{self._marker_prefix}probe-{next(self._numbers)}:0"
-            output = await run_probe(command, PROBE_SECONDS, marker=marker)
-            version = None if output is None else engine.read_probe(output)
-        self._known[key] = (stamp, version)
-        return version
+            found = await examine(engine, program, marker=marker)
+            self._tried[key] = _Tried(stamp=stamp, found=found, at=trio.current_time())
+            self._tell(key, found)
+            self.changes += 1
+            self._news.set()
+            self._news = trio.Event()
+            return found
+
+    def _is_due(self, tried: _Tried, *, again: bool) -> bool:
+        unsure = tried.found.broken is not None or (again and tried.found.undecided)
+        return unsure and trio.current_time() >= tried.at + self._retry_seconds
+
+    async def wait_changed(self, after: int) -> None:
+        """Until more has been tried than these many ``changes``."""
+        while self.changes <= after:
+            await self._news.wait()
+
+    def _tell(self, key: tuple[str, tuple[str, ...]], found: Preflight) -> None:
+        """Each problem once, and once more when it has come back."""
+        reasons = dict.fromkeys([*([found.broken] if found.broken is not None else []), *found.problems])
+        earlier = self._said.get(key, frozenset())
+        self._said[key] = frozenset(reasons)
+        for reason in reasons:
+            if reason not in earlier:
+                remedy = f"; {found.remedy}" if found.remedy is not None and reason == found.broken else ""
+                log.warning("engine %s: %s: %s%s", found.engine, found.program[0], reason, remedy)
 
 
 def _stamp(engine: Engine, program: tuple[str, ...]) -> tuple[int, int]:

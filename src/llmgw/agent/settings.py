@@ -13,7 +13,8 @@ from llmgw.core.node import NodeId
 class Pace:
     """How often an agent looks, in seconds. ``health_limit`` is how long one poll may take.
 
-    A starting engine is asked after ``loading_first``, then at growing intervals up to ``loading``.
+    A starting engine is asked after ``loading_first``, then at growing intervals up to ``loading``. ``recheck``: how
+    long a program that can't run is left alone before it is tried again.
     """
 
     inventory: float = 5.0
@@ -22,6 +23,7 @@ class Pace:
     loading_first: float = 0.1
     loading: float = 1.0
     link_retry: float = 1.0
+    recheck: float = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,39 +4,54 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
-from llmgw.agent.held import Adopted, Held, Tools
+from llmgw.agent.canary import fail_to_answer
+from llmgw.agent.held import Adopted, Held, Tools, is_proven
 from llmgw.agent.programs import find_program
-from llmgw.agent.sources import check_source
+from llmgw.agent.sources import check_sources
 from llmgw.agent.telling import Telling, first_report
-from llmgw.core.replica import ShardReport, ShardSpec, ShardState
-from llmgw.engines.types import Health, HealthState, Launch, Load
+from llmgw.core.replica import Load, ShardReport, ShardSpec, ShardState
+from llmgw.engines.check import check_launch, launch_of
+from llmgw.engines.registry import Engine
+from llmgw.engines.types import Cause, CauseKind, Health, HealthState, Launch, Version
 from llmgw.errors import EngineFailed
 from llmgw.host.cpu import count_cores
-from llmgw.host.http import Reply, get
+from llmgw.host.http import REFUSED, Reply, get
 from llmgw.host.ports import HOST
-from llmgw.host.process import describe_exit
+from llmgw.host.process import describe_exit, split_exit
 
 log = logging.getLogger(__name__)
+
+KILLED_FOR_MEMORY = Cause(
+    kind=CauseKind.HOST_MEMORY,
+    line="killed by the kernel's OOM killer: the node, or the limit that llmgw runs under, had no memory left",
+    remedy="give it less context or fewer requests at once, or a node with more memory; "
+    "min_memory_gb keeps it off nodes that have less",
+)
+
+TOO_LATE = (
+    "if its last lines show that it goes on, give the profile a longer startup_timeout; else look at what it waits for"
+)
+UNPROVEN = "its processes may not reach one another: look at its last lines, and at the network between its nodes"
 
 CAUSE_LINES = 400
 SHOWN_LINES = 50
 PORT_TRIES = 5
 MISSED_POLLS = 3
 
-PORT_TAKEN = re.compile(r"address already in use|couldn't bind|\bport\b.*\b(?:in use|taken)\b", re.IGNORECASE)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """Why a shard ended, in one line, and the engine's last lines."""
+    """Why a shard ended and what to do about it, in one line each, and the engine's last lines. ``kind`` is there where
+    they, or how it ended, tell it."""
 
     cause: str
+    remedy: str | None = None
+    kind: CauseKind | None = None
     lines: tuple[str, ...] = ()
 
 
@@ -70,7 +85,7 @@ async def run_shard(
             telling.state(ShardState.ENDED)
         else:
             log.info("shard %s ended: %s", spec.id, end.cause)
-            telling.state(ShardState.ENDED, cause=end.cause, lines=end.lines)
+            telling.state(ShardState.ENDED, cause=end.cause, remedy=end.remedy, lines=end.lines)
     finally:
         held.close()
 
@@ -90,7 +105,7 @@ async def _live(held: Held) -> End:
         else:
             end = await _watch(held)
     except EngineFailed as error:
-        end = End(cause=error.message, lines=error.lines)
+        end = End(cause=error.message, remedy=error.remedy, lines=error.lines)
     except Exception as error:
         log.exception("shard %s ends by a fault of llmgw", held.spec.id)
         end = End(cause=f"a fault of llmgw itself: {type(error).__name__}: {error}")
@@ -102,28 +117,53 @@ async def _live(held: Held) -> End:
 
 
 async def _prepare(held: Held) -> Launch:
-    """Everything about the launch but its port. Raises EngineFailed with what is missing."""
-    spec, engine = held.spec, held.engine()
-    await trio.to_thread.run_sync(check_source, spec.model.source, engine)
-    program = await trio.to_thread.run_sync(find_program, engine, held.tools.settings.binaries)
-    version = await held.tools.programs.probe(engine, program)
+    """Everything about the launch but its port. Raises EngineFailed with what is missing or does not fit."""
+    spec, engine, tools = held.spec, held.engine(), held.tools
+    await trio.to_thread.run_sync(check_sources, spec.model, engine)
+    program = await trio.to_thread.run_sync(find_program, engine, tools.settings.binaries)
+    if await tools.programs.find(engine, program) is None:
+        held.telling.progress(f"{program[0]} is being checked")
+    tried = await tools.programs.check(engine, program)
+    held.telling.progress(None)
+    # The profile's own environment may be what it lacks: then it is tried, and its exit tells.
+    if tried.broken is not None and not spec.profile.env:
+        raise EngineFailed(f"{program[0]} can't run {engine.info.title}: {tried.broken}", remedy=tried.remedy)
+    _validate(spec, engine, tried.version)
     cores = await trio.to_thread.run_sync(count_cores)
-    return Launch(
-        program=program,
-        source=spec.model.source,
-        served_name=spec.model.name,
+    launch = replace(
+        launch_of(spec.model, spec.profile, program, tried.version),
         host=HOST,
         port=0,
-        version=version,
-        tp=spec.profile.tp,
         rank=spec.rank,
         count=spec.count,
-        context_length=spec.model.context_length,
-        max_output=spec.model.max_output,
         # An engine counts the machine's cores, not those that it may use, and then its threads fight for them.
         threads=cores if cores < (os.cpu_count() or cores) else None,
-        args=spec.profile.args,
+        cache=await trio.to_thread.run_sync(_make_cache, tools),
     )
+    for finding in check_launch(engine, launch):
+        if finding.breaks:
+            # Not refused: an engine may take flags that its help does not list.
+            detail = finding.detail or finding.state.replace("_", " ")
+            giver = f"profile {spec.profile.name}" if finding.given_by == "profile" else finding.given_by
+            log.warning("shard %s: %s passes %s: %s", spec.id, giver, finding.flag, detail)
+    return launch
+
+
+def _validate(spec: ShardSpec, engine: Engine, version: Version | None) -> None:
+    """The server has looked at the profile already, without knowing which release runs here."""
+    problems = engine.validate(spec.model, spec.profile, version)
+    if problems:
+        number = f" {version.number}" if version is not None else ""
+        said = "; ".join(map(str, problems))
+        raise EngineFailed(f"profile {spec.profile.name} does not fit {engine.info.title}{number} on this node: {said}")
+
+
+def _make_cache(tools: Tools) -> str:
+    try:
+        return str(tools.state.make_cache())
+    except OSError as error:
+        text = f"the cache folder {tools.state.cache} can't be made: {error.strerror or error}"
+        raise EngineFailed(text) from error
 
 
 async def _launch(held: Held, launch: Launch) -> End:
@@ -132,7 +172,7 @@ async def _launch(held: Held, launch: Launch) -> End:
     while True:
         await held.start(launch)
         end = await _watch(held)
-        if held.ready or tried == PORT_TRIES or not (PORT_TAKEN.search(end.cause) or await held.has_lost_its_port()):
+        if held.ready or tried == PORT_TRIES or not (end.kind is CauseKind.PORT or await held.has_lost_its_port()):
             return end
         log.warning("shard %s: another program took port %s; trying another", held.spec.id, held.port)
         await held.clear()
@@ -143,7 +183,7 @@ async def _watch(held: Held) -> End:
     """From a started process to its end: loading until it is ready, then polled."""
     if not held.ready:
         held.telling.state(ShardState.LOADING)
-        end = await _wait_ready(held)
+        end = await _wait_ready(held) if held.serves else None
         if end is not None:
             return end
         held.ready = True
@@ -151,10 +191,14 @@ async def _watch(held: Held) -> End:
     missed = 0
     while not await _exits_within(held, held.pace.health):
         await trio.to_thread.run_sync(held.read_log)
-        health = await _ask_health(held)
+        if not held.serves:
+            continue
+        reply = await _ask(held, held.engine().info.health_path)
+        health = _judge(held, reply)
         missed = 0 if health is not None and health.state is HealthState.READY else missed + 1
         if missed >= MISSED_POLLS:
-            said = "does not answer" if health is None else health.reason or "says that it is not ready"
+            said = "says that it is not ready" if health is None or health.reason is None else health.reason
+            said = "does not answer" if reply is None or reply == REFUSED else said
             held.telling.progress(f"runs, but {said} at its health check ({missed} times in a row)")
         else:
             held.telling.progress(None)
@@ -163,28 +207,49 @@ async def _watch(held: Held) -> End:
 
 
 async def _wait_ready(held: Held) -> End | None:
-    """None once the engine says that it serves."""
+    """None once the engine serves, as it says and, where its word alone is not enough, as it shows."""
     pause = held.pace.loading_first
     limit_seconds = held.spec.profile.startup_timeout_seconds
     deadline = trio.current_time() + limit_seconds
+    unproven: str | None = None
     while trio.current_time() < deadline:
         if await _exits_within(held, pause):
             return await _explain_exit(held)
         pause = min(pause * 1.5, held.pace.loading)
         for line in await trio.to_thread.run_sync(held.read_log):
             fact = held.engine().read_log(line)
-            if fact is not None and fact.progress is not None:
+            if fact is not None:
                 held.telling.progress(fact.progress)
-        health = await _ask_health(held)
+        health = _judge(held, await _ask(held, held.engine().info.health_path))
         if health is None or health.state is HealthState.LOADING:
             continue
         if await held.has_lost_its_port():
-            return End(cause=f"port {held.port} is already in use by another program")
-        if health.state is HealthState.READY:
+            return End(cause=f"port {held.port} is already in use by another program", kind=CauseKind.PORT)
+        if health.state is HealthState.BROKEN:
+            return await _explain_broken(held, health.reason or "the engine says that it is broken")
+        if is_proven(held.spec, held.record):
             return None
-        return await _explain(held, health.reason or "the engine says that it is broken", prefer_log=False)
-    last = f"; the last it said: {held.telling.last.progress}" if held.telling.last.progress else ""
-    return await _explain(held, f"not ready within startup_timeout ({limit_seconds:g} s){last}")
+        unproven = await _prove(held, deadline)
+        if unproven is None:
+            return None
+    return await _explain_timeout(held, limit_seconds, unproven)
+
+
+async def _prove(held: Held, deadline: float) -> str | None:
+    """None once it has answered a request for one token; else what came of it."""
+    held.telling.progress("says that it is ready, and is asked for one token")
+    model = held.spec.model
+    said: str | None = "it did not answer a request for one token in time"
+    with trio.move_on_at(deadline):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_cancel_at_exit, held, nursery.cancel_scope)
+            said = await fail_to_answer(held.port or 0, model.task, model.name)
+            nursery.cancel_scope.cancel()
+    if said is None:
+        await held.note_proven()
+    else:
+        held.telling.progress(f"says that it is ready, and does not generate: {said}")
+    return said
 
 
 async def _exits_within(held: Held, seconds: float) -> bool:
@@ -194,9 +259,8 @@ async def _exits_within(held: Held, seconds: float) -> bool:
     return False
 
 
-async def _ask_health(held: Held) -> Health | None:
-    """None when nothing answers."""
-    reply = await _ask(held, held.engine().info.health_path)
+def _judge(held: Held, reply: Reply | None) -> Health | None:
+    """What the answer of the health path means; None when none came."""
     return None if reply is None else held.engine().read_health(reply.status, reply.body)
 
 
@@ -226,14 +290,47 @@ async def _cancel_at_exit(held: Held, asking: trio.CancelScope) -> None:
 
 async def _explain_exit(held: Held) -> End:
     """Wait for the process to end, and say why it did."""
-    code = await held.wait_exit()
-    return await _explain(held, describe_exit(code))
+    number = await held.wait_exit()
+    code, signum = split_exit(number)
+    lines = await _read_last(held)
+    if await trio.to_thread.run_sync(held.was_killed_for_memory, signum):
+        return _end(KILLED_FOR_MEMORY, lines)
+    cause = await _read_exit(held, lines, code, signum)
+    return _end(cause, lines) if cause is not None else End(cause=describe_exit(number), lines=lines[-SHOWN_LINES:])
 
 
-async def _explain(held: Held, otherwise: str, *, prefer_log: bool = True) -> End:
-    """The cause that the log names, else ``otherwise``. The first specific line counts: what follows are its echoes."""
-    lines = await trio.to_thread.run_sync(held.log.read_last, CAUSE_LINES)
-    facts = [fact for fact in map(held.engine().read_log, lines) if fact is not None and fact.fatal]
-    facts.sort(key=lambda fact: fact.generic)
-    cause = facts[0].fatal if facts and prefer_log else None
-    return End(cause=cause or otherwise, lines=lines[-SHOWN_LINES:])
+async def _explain_broken(held: Held, reason: str) -> End:
+    """An engine that still runs and says why it never will serve; what to do about that its log may tell."""
+    lines = await _read_last(held)
+    cause = await _read_exit(held, lines, None, None)
+    return End(cause=reason, remedy=None if cause is None else cause.remedy, lines=lines[-SHOWN_LINES:])
+
+
+async def _explain_timeout(held: Held, limit_seconds: float, unproven: str | None) -> End:
+    """An engine that still runs: what its log names may be why, and may be nothing; so no kind is told."""
+    lines = await _read_last(held)
+    named = await _read_exit(held, lines, None, None)
+    said = [f"not ready within startup_timeout ({limit_seconds:g} s)"]
+    remedy = TOO_LATE
+    if unproven is not None:
+        said.append(f"it says that it is, but {unproven}")
+        remedy = UNPROVEN
+    if named is not None:
+        said.append(named.line)
+        remedy = named.remedy or remedy
+    elif unproven is None and held.telling.last.progress:
+        said.append(f"the last it said: {held.telling.last.progress}")
+    return End(cause="; ".join(said), remedy=remedy, lines=lines[-SHOWN_LINES:])
+
+
+async def _read_exit(held: Held, lines: tuple[str, ...], code: int | None, signum: int | None) -> Cause | None:
+    # In a thread: rules over 400 long lines may take a second, and other shards are looked after here.
+    return await trio.to_thread.run_sync(held.engine().read_exit, lines, code, signum)
+
+
+async def _read_last(held: Held) -> tuple[str, ...]:
+    return await trio.to_thread.run_sync(held.log.read_last, CAUSE_LINES)
+
+
+def _end(cause: Cause, lines: tuple[str, ...]) -> End:
+    return End(cause=cause.line, remedy=cause.remedy, kind=cause.kind, lines=lines[-SHOWN_LINES:])

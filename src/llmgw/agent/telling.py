@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
-from llmgw.engines.types import Load
+from llmgw.core.replica import Endpoint, Load, ShardReport, ShardSpec, ShardState
 
 WORDS_CHARS = 2000
 
@@ -30,15 +29,22 @@ class Telling:
         self.last = first
         self._report = report
 
-    def state(self, state: ShardState, *, cause: str | None = None, lines: tuple[str, ...] = ()) -> None:
+    def state(
+        self,
+        state: ShardState,
+        *,
+        cause: str | None = None,
+        remedy: str | None = None,
+        lines: tuple[str, ...] = (),
+    ) -> None:
         """A step of the shard's life. What was said of the step before does not hold for this one."""
-        report = replace(self.last, state=state, progress=None, cause=cause, lines=lines, running=None, waiting=None)
+        report = replace(self.last, state=state, progress=None, cause=cause, remedy=remedy, lines=lines, load=Load())
         if state in (ShardState.STOPPING, ShardState.ENDED):
             report = replace(report, endpoint=None)
         self._tell(report)
 
-    def process(self, pid: int, endpoint: Endpoint) -> None:
-        """Which process it is, and where it will be reached."""
+    def process(self, pid: int, endpoint: Endpoint | None) -> None:
+        """Which process it is, and where it will be reached; None where it serves nobody."""
         self._tell(replace(self.last, pid=pid, endpoint=endpoint))
 
     def progress(self, progress: str | None) -> None:
@@ -47,10 +53,10 @@ class Telling:
 
     def load(self, load: Load) -> None:
         """How busy the engine says it is."""
-        self._tell(replace(self.last, running=load.running, waiting=load.waiting))
+        self._tell(replace(self.last, load=load))
 
     def _tell(self, report: ShardReport) -> None:
-        report = replace(report, cause=_cut(report.cause), progress=_cut(report.progress))
+        report = replace(report, cause=_cut(report.cause), remedy=_cut(report.remedy), progress=_cut(report.progress))
         if report != self.last:
             self.last = report
             self._report(report)

@@ -12,7 +12,7 @@ import trio
 
 from llmgw.agent.adopt import adopt
 from llmgw.agent.held import Adopted, Tools
-from llmgw.agent.inventory import serve_inventory, survey
+from llmgw.agent.inventory import serve_checks, serve_inventory, survey
 from llmgw.agent.places import Places
 from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings
@@ -65,7 +65,7 @@ async def serve_node(
         state = StateFolder(settings.state)
         await trio.to_thread.run_sync(state.make)
         first, last = settings.engine_ports
-        programs = Programs(marker_prefix=state.marker_prefix())
+        programs = Programs(marker_prefix=state.marker_prefix(), retry_seconds=settings.pace.recheck)
         tools = Tools(engines=engines, settings=settings, programs=programs, ports=Ports(first, last), state=state)
         found = await adopt(tools)
         outbox = Outbox()
@@ -73,6 +73,7 @@ async def serve_node(
             shards = Shards(tools, outbox, nursery, places or Places())
             for adopted in found.running:
                 shards.begin(adopted.record.spec, adopted)
+            nursery.start_soon(serve_checks, tools)
             nursery.start_soon(serve_inventory, tools, outbox.put_node)
             nursery.start_soon(_speak, link, tools, shards, outbox, found.ended)
             nursery.start_soon(_listen, link, tools, shards, outbox)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import select
 import signal
 import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
 import trio
@@ -271,29 +273,47 @@ def take_over(pid: int, start_time: int, marker: str) -> Process | None:
 
 def _environment(command: Command) -> dict[str, str]:
     scrub = (OWN_PREFIX, *command.scrub)
-    return {name: value for name, value in os.environ.items() if not name.startswith(scrub)} | command.env
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(scrub)}
+    return command.defaults | inherited | command.env
 
 
-async def run_probe(command: Command, limit_seconds: float, *, marker: str) -> ProbeOutput | None:
-    """Run a program that prints something and ends; None when it can't be run, takes too long, or prints more than a
-    pipe holds. However this ends, cancelled too, the program and all that it started are gone."""
-    with _pipe() as (out, to_out), _pipe() as (err, to_err):
-        try:
+class Silence(StrEnum):
+    """Why a probe tells nothing."""
+
+    NOT_STARTED = "not_started"
+    TIMED_OUT = "timed_out"
+    TOO_MUCH = "too_much"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoOutput:
+    """A probe that tells nothing; ``error`` is what the system said where it was not started."""
+
+    why: Silence
+    error: OSError | None = None
+
+
+async def run_probe(command: Command, limit_seconds: float, *, marker: str) -> ProbeOutput | NoOutput:
+    """Run a program that prints something and ends. NoOutput when it can't be started, takes too long, or prints more
+    than a pipe holds. However this ends, cancelled too, the program and all that it started are gone."""
+    try:
+        with _pipe() as (out, to_out), _pipe() as (err, to_err):
             # Not to be cut in two by a cancellation: what was started has to be ended.
             process = await trio.to_thread.run_sync(_start, command, to_out, to_err, marker)
-        except OSError:
-            return None
-        code = None
-        try:
-            with trio.move_on_after(limit_seconds):
-                code = await process.wait_exit()
-        finally:
-            with trio.move_on_after(PROBE_END_SECONDS, shield=True):
-                await process.stop(signal.SIGKILL, KILL_SECONDS)
-            process.close()
-        if code is None:
-            return None
-        return ProbeOutput(code=code, stdout=_read_now(out), stderr=_read_now(err))
+            code, full = None, False
+            try:
+                with trio.move_on_after(limit_seconds):
+                    code = await process.wait_exit()
+                full = _is_full(to_out) or _is_full(to_err)
+            finally:
+                with trio.move_on_after(PROBE_END_SECONDS, shield=True):
+                    await process.stop(signal.SIGKILL, KILL_SECONDS)
+                process.close()
+            if code is None:
+                return NoOutput(why=Silence.TOO_MUCH if full else Silence.TIMED_OUT)
+            return ProbeOutput(code=code, stdout=_read_now(out), stderr=_read_now(err))
+    except OSError as error:
+        return NoOutput(why=Silence.NOT_STARTED, error=error)
 
 
 @contextmanager
@@ -312,11 +332,23 @@ def _pipe() -> Iterator[tuple[int, int]]:
         os.close(writing)
 
 
+def _is_full(writing: int) -> bool:
+    """Whether a program that writes here has to wait for somebody who reads."""
+    poll = select.poll()
+    poll.register(writing, select.POLLOUT)
+    return not poll.poll(0)
+
+
 def _read_now(pipe: int) -> str:
     try:
         return os.read(pipe, PROBE_BYTES).decode(errors="replace")
     except BlockingIOError:
         return ""
+
+
+def split_exit(code: int | None) -> tuple[int | None, int | None]:
+    """An exit code, and the signal that ended it in its place: one of the two, or neither where nobody knows."""
+    return (None, -code) if code is not None and code < 0 else (code, None)
 
 
 def describe_exit(code: int | None) -> str:

@@ -28,7 +28,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRecord:
     """One started engine. ``pid``, ``start_time`` (clock ticks since boot) and ``boot_id`` together name a process
-    for all time; ``argv_hash`` tells which command line it was started with."""
+    for all time; ``argv_hash`` tells which command line it was started with. ``serves``: it answers HTTP. ``proven``:
+    it has answered a request for one token, where its health alone does not tell."""
 
     spec: ShardSpec
     pid: int
@@ -38,6 +39,8 @@ class ShardRecord:
     port: int
     log: str
     marker: str
+    serves: bool = True
+    proven: bool = False
 
 
 class StateTaken(UsageError):  # noqa: N818 - named by what happens next, like all of them
@@ -54,12 +57,13 @@ class StateTaken(UsageError):  # noqa: N818 - named by what happens next, like a
 class StateFolder:
     """The folder of one agent's state. Everything here blocks: call it in a thread."""
 
-    __slots__ = ("desired", "logs", "path", "shards")
+    __slots__ = ("cache", "desired", "logs", "path", "shards")
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.shards = path / "shards"
         self.logs = path / "logs"
+        self.cache = path / "cache"
         self.desired = path / "desired.json"
 
     def make(self) -> None:
@@ -72,6 +76,11 @@ class StateFolder:
                     raise PermissionError(errno.EACCES, "it may not be read and written", str(folder))
             except OSError as error:
                 raise _unusable(self.path, error) from error
+
+    def make_cache(self) -> Path:
+        """The folder for what engines keep over restarts; made where somebody has cleared it. Raises OSError."""
+        self.cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self.cache
 
     def log_path(self, shard: ShardId) -> Path:
         """Where the shard's engine writes."""

@@ -38,6 +38,23 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Engine]:
     return load_engines()
 
 
+class Altered:
+    """An engine of which some methods do something else."""
+
+    def __init__(self, engine: Engine, **methods: object) -> None:
+        self._engine = engine
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._engine, name)
+
+
+@pytest.fixture
+def alter(tools: Tools) -> Callable[..., Tools]:
+    """The tools, with a fake engine of which some methods do something else."""
+    return lambda **methods: replace(tools, engines={"fake": Altered(tools.engines["fake"], **methods)})
+
+
 @pytest.fixture
 def settings(tmp_path: Path) -> Iterator[AgentSettings]:
     """An agent of its own folder and ports; engines that a test leaves behind are killed."""
@@ -76,10 +93,17 @@ def tools(engines: Mapping[str, Engine], settings: AgentSettings) -> Tools:
 def make_spec(tmp_path: Path) -> Callable[..., ShardSpec]:
     """A shard of the fake engine, with these flags."""
 
-    def make_spec(*args: str, number: int = 1, epoch: int = 1, startup: float = 100, **model: str) -> ShardSpec:
+    def make_spec(
+        *args: str,
+        number: int = 1,
+        epoch: int = 1,
+        startup: float = 100,
+        env: Mapping[str, str] | None = None,
+        **model: object,
+    ) -> ShardSpec:
         source = tmp_path / "model.fake"
         source.touch()
-        profile = Profile(name="p", engine="fake", args=args, startup_timeout_seconds=startup)
+        profile = Profile(name="p", engine="fake", args=args, startup_timeout_seconds=startup, env=env or {})
         return ShardSpec(
             id=ShardId(f"shd-m-{number}-0"),
             replica=ReplicaId(f"rep-m-{number}"),

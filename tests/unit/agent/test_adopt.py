@@ -29,11 +29,20 @@ def leave(tools, engines):
 
     async def leave(spec):
         held = Held(spec, tools, Telling(first_report(spec), lambda report: None))
-        launch = Launch(program=argv, source="s", served_name="m", host="127.0.0.1", port=0, args=spec.profile.args)
+        launch = Launch(
+            program=argv,
+            source="s",
+            served_name="m",
+            host="127.0.0.1",
+            port=0,
+            rank=spec.rank,
+            count=spec.count,
+            args=spec.profile.args,
+        )
         await held.start(launch)
         with trio.fail_after(60):
             while True:
-                if any("listening on" in line for line in held.log.read_last(400)):
+                if any("listening on" in line or "waiting for" in line for line in held.log.read_last(400)):
                     break
                 await trio.sleep(0.02)
         held.close()
@@ -94,6 +103,34 @@ async def test_an_engine_that_ended_unseen_is_told_with_its_last_lines(leave, ad
     assert (report.state, report.cause) == (ShardState.ENDED, "ended while no agent was watching it")
     assert "last words" in report.lines
     assert tools.state.read() == []
+
+
+async def test_the_cause_that_its_log_names_is_told_of_one_that_ended_unseen(leave, adopt_again, make_spec):
+    record = await leave(make_spec("--print-line", "fatal: the weights are corrupt"))
+    kill(record.pid)
+    found, _ = await adopt_again()
+    ((_, report),) = found.ended
+    assert report.cause == "ended while no agent was watching it: the weights are corrupt"
+    assert report.remedy == "fetch the weights again"
+
+
+async def test_one_that_serves_nobody_is_taken_over_as_ready(leave, adopt_again, make_spec):
+    record = await leave(replace(make_spec(), rank=1, count=2))
+    assert not record.serves
+    found, _ = await adopt_again()
+    (adopted,) = found.running
+    assert (adopted.report.state, adopted.report.endpoint) == (ShardState.READY, None)
+
+
+async def test_the_first_of_a_group_is_taken_over_as_ready_only_when_it_has_shown_that_it_is(
+    leave, adopt_again, make_spec, tools
+):
+    record = await leave(replace(make_spec(), count=2))
+    found, _ = await adopt_again()
+    assert [adopted.report.state for adopted in found.running] == [ShardState.LOADING]
+    tools.state.write(replace(record, proven=True))
+    found, _ = await adopt_again()
+    assert [adopted.report.state for adopted in found.running] == [ShardState.READY]
 
 
 async def test_the_child_of_a_leader_that_died_unseen_is_stopped(leave, adopt_again, make_spec, tools):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from llmgw.agent.held import Held, endpoint_of
+from llmgw.agent.held import Held, endpoint_of, is_proven
 from llmgw.agent.telling import Telling, first_report
 from llmgw.engines.types import Launch
 from llmgw.errors import EngineFailed
@@ -91,6 +91,43 @@ async def test_an_engine_that_listens_on_nothing_has_not_lost_its_port(held, lau
     held.tools.ports.give_back(held.port)
     held.port = listener.getsockname()[1]
     assert await held.has_lost_its_port()
+
+
+async def test_that_an_engine_has_shown_that_it_answers_is_known_to_the_next_agent(held, launch, tools):
+    spec = replace(held.spec, count=2)
+    held.spec = spec
+    await held.start(launch)
+    assert not is_proven(spec, held.record)
+    await held.note_proven()
+    (record,) = tools.state.read()
+    assert is_proven(spec, record)
+    assert is_proven(spec, replace(record, proven=False, serves=False))
+    assert is_proven(replace(spec, count=1), None)
+
+
+async def test_a_full_disk_at_that_moment_is_told_and_ends_nothing(held, launch, tools, caplog):
+    await held.start(launch)
+    (tools.state.shards / f"{held.spec.id}.fresh").symlink_to("/dev/full")
+    await held.note_proven()
+    assert "can't be written: No space left on device" in caplog.text
+    assert held.record.proven
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "signum", "so"),
+    [
+        (1, 2, 9, True),
+        (1, 1, 9, False),
+        (None, 2, 9, False),
+        (1, None, 9, False),
+        (1, 2, 15, False),
+        (1, 2, None, False),
+    ],
+)
+def test_the_kernel_killed_it_where_it_counts_one_more_and_the_signal_fits(held, before, now, signum, so):
+    held.oom_kills = before
+    held.tools = replace(held.tools, count_oom_kills=lambda: now)
+    assert held.was_killed_for_memory(signum) is so
 
 
 async def test_without_an_engine_there_is_no_exit_code(held):

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 import trio
+import trio.testing
 
-from llmgw.agent.inventory import serve_inventory, survey
+from llmgw.agent.inventory import serve_checks, serve_inventory, survey
 
 
 @pytest.mark.slow
@@ -19,8 +20,65 @@ async def test_a_node_tells_what_it_has(tools, tmp_path):
     assert 0 < node.memory_available_gb <= node.memory_gb
     assert [disk.path for disk in node.disks] == [str(tools.settings.state)]
     found = {engine.engine: engine for engine in node.engines}
-    assert found["fake"].version == "1.0"
     assert found["fake"].program[1:] == ("-m", "fake_engine")
+    assert (found["fake"].checked, found["fake"].version) == (False, None)
+
+
+async def find_fake(tools):
+    return next(found for found in (await survey(tools)).engines if found.engine == "fake")
+
+
+@pytest.mark.slow
+async def test_what_came_of_trying_a_program_is_told(tools, nursery):
+    tools = replace(tools, engines={"fake": tools.engines["fake"]})
+    nursery.start_soon(serve_checks, tools)
+    with trio.fail_after(100):
+        await tools.programs.wait_changed(0)
+    found = await find_fake(tools)
+    assert (found.checked, found.version, found.broken) == (True, "1.0", None)
+
+
+@pytest.mark.slow
+async def test_why_a_program_is_broken_is_told_with_what_to_do(tools, tmp_path):
+    program = tmp_path / "engine"
+    text = "libnuma.so.1: cannot open shared object file: No such file or directory"
+    program.write_text(f"#!/bin/sh\necho 'error while loading shared libraries: {text}' >&2\nexit 127\n")
+    program.chmod(0o755)
+    tools = replace(tools, settings=replace(tools.settings, binaries={"fake": str(program)}))
+    await tools.programs.check(tools.engines["fake"], (str(program),))
+    found = await find_fake(tools)
+    assert found.broken == ("the shared library libnuma.so.1 is missing; on Debian and Ubuntu: apt install libnuma1")
+    assert (found.checked, found.version, found.missing_libraries) == (True, None, ("libnuma.so.1",))
+
+
+@pytest.mark.slow
+async def test_news_of_a_program_are_reported_at_once(tools, nursery):
+    pace = replace(tools.settings.pace, inventory=1e9)
+    tools = replace(tools, settings=replace(tools.settings, pace=pace), engines={"fake": tools.engines["fake"]})
+    send, receive = trio.open_memory_channel(10)
+    nursery.start_soon(serve_inventory, tools, send.send_nowait)
+    await trio.testing.wait_all_tasks_blocked(0.05)
+    nursery.start_soon(serve_checks, tools)
+    with trio.fail_after(100):
+        node = await receive.receive()
+    assert [(found.checked, found.version) for found in node.engines] == [(True, "1.0")]
+
+
+@pytest.mark.slow
+async def test_programs_that_can_not_be_tried_now_are_tried_again(tools, nursery, caplog):
+    class FailsOnce:
+        failed = False
+
+        def items(self):
+            if not self.failed:
+                self.failed = True
+                raise OSError("the test made it fail")
+            return tools.engines.items()
+
+    nursery.start_soon(serve_checks, replace(tools, engines=FailsOnce()))
+    with trio.fail_after(100):
+        await tools.programs.wait_changed(0)
+    assert "the test made it fail" in caplog.text
 
 
 @pytest.mark.slow

@@ -1,12 +1,14 @@
-"""Which program runs an engine, and its version."""
+"""Which program runs an engine, and what came of trying it."""
 
 from __future__ import annotations
 
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 import trio
+import trio.testing
 
 from llmgw.agent.programs import Programs, find_program
 from llmgw.engines.types import Embedded
@@ -69,26 +71,116 @@ def test_without_an_embedded_program_only_the_binary_is_named(engine):
         find_program(engine, {})
 
 
-async def test_a_version_is_asked_for_once_until_the_file_changes(engine, binary, engines):
-    programs = Programs(marker_prefix="")
-    program = (str(binary),)
-    assert (await programs.probe(engine, program)).number == "1.0"
-    assert (await programs.probe(engine, program)).number == "1.0"
-    assert (binary.parent / "asked").read_text() == "x\n"
-    write(binary, "1.1")
-    os.utime(binary, (1, 1))
-    assert (await programs.probe(engine, program)).number == "1.1"
+def programs_of(tmp_path, retry_seconds=1e9):
+    return Programs(marker_prefix=f"{tmp_path}:", retry_seconds=retry_seconds)
 
 
-async def test_a_program_that_says_nothing_has_no_version(engine, engines, tmp_path):
-    assert await Programs(marker_prefix="").probe(engine, ("/bin/false",)) is None
-    assert await Programs(marker_prefix="").probe(engine, ("/nowhere/x",)) is None
+def asked(binary):
+    return (binary.parent / "asked").read_text().count("x")
 
 
 @pytest.mark.slow
-async def test_the_embedded_program_tells_its_version(engine, engines):
-    program = find_program(engine, {})
-    assert (await Programs(marker_prefix="").probe(engine, program)).number == "1.0"
+async def test_a_program_is_tried_once_until_its_file_changes(engine, binary, tmp_path):
+    programs, program = programs_of(tmp_path), (str(binary),)
+    assert await programs.find(engine, program) is None
+    found = await programs.check(engine, program)
+    assert found.version.number == "1.0"
+    times = asked(binary)
+    assert await programs.check(engine, program) is found
+    assert await programs.find(engine, program) is found
+    assert asked(binary) == times
+    write(binary, "1.1")
+    os.utime(binary, (1, 1))
+    assert await programs.find(engine, program) is None
+    assert (await programs.check(engine, program)).version.number == "1.1"
+
+
+@pytest.mark.slow
+async def test_who_asks_while_a_program_is_tried_waits_for_that_one_try(engine, binary, tmp_path):
+    programs, found = programs_of(tmp_path), []
+
+    async def check():
+        found.append(await programs.check(engine, (str(binary),)))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(check)
+    assert found[0] is found[1] is found[2]
+    assert programs.changes == 1
+
+
+@pytest.mark.slow
+async def test_a_broken_program_is_left_alone_for_a_while_and_tried_again(engine, binary, tmp_path):
+    program = (str(binary),)
+    binary.write_text(f"#!/bin/sh\necho x >> {binary.parent}/asked\nexit 3\n")
+    patient = programs_of(tmp_path)
+    for _ in range(2):
+        assert "exit code 3" in (await patient.check(engine, program)).broken
+    assert asked(binary) == 1
+    eager = programs_of(tmp_path, retry_seconds=0)
+    for _ in range(2):
+        assert (await eager.check(engine, program)).broken
+    assert asked(binary) == 3
+
+
+@pytest.mark.slow
+async def test_one_that_took_too_long_is_not_tried_again_by_a_launch(engine, binary, tmp_path):
+    (tmp_path / "busy").touch()
+    binary.write_text(f"#!/bin/sh\n[ -e {tmp_path}/busy ] && exec sleep 600\necho fake_engine 1.0\n")
+    engine.info = replace(engine.info, probe_seconds=0.1)
+    programs, program = programs_of(tmp_path, retry_seconds=0), (str(binary),)
+    first = await programs.check(engine, program)
+    assert first.undecided
+    (tmp_path / "busy").unlink()
+    engine.info = replace(engine.info, probe_seconds=60)
+    assert await programs.check(engine, program) is first
+    assert (await programs.check(engine, program, again=True)).version.number == "1.0"
+
+
+@pytest.mark.slow
+async def test_a_problem_is_logged_once_and_again_when_it_comes_back(engine, binary, tmp_path, caplog):
+    programs, program = programs_of(tmp_path, retry_seconds=0), (str(binary),)
+    library = "libgomp.so.1: cannot open shared object file: No such file or directory"
+
+    async def break_it():
+        binary.write_text(f"#!/bin/sh\necho 'x: error while loading shared libraries: {library}' >&2\nexit 127\n")
+        for _ in range(2):
+            await programs.check(engine, program)
+
+    await break_it()
+    said = [record.message for record in caplog.records]
+    assert said == [
+        f"engine fake: {binary}: the shared library libgomp.so.1 is missing; on Debian and Ubuntu: apt install libgomp1"
+    ]
+    write(binary, "1.0")
+    assert (await programs.check(engine, program)).broken is None
+    await break_it()
+    assert len(caplog.records) == 2
+
+
+@pytest.mark.slow
+async def test_whoever_waits_for_news_hears_of_every_try(engine, binary, tmp_path):
+    programs = programs_of(tmp_path)
+    heard = trio.Event()
+
+    async def listen():
+        await programs.wait_changed(0)
+        heard.set()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(listen)
+        await trio.testing.wait_all_tasks_blocked()
+        assert not heard.is_set()
+        await programs.check(engine, (str(binary),))
+        with trio.fail_after(60):
+            await heard.wait()
+    # It has changed already.
+    await programs.wait_changed(0)
+
+
+@pytest.mark.slow
+async def test_the_embedded_program_tells_its_version(engine, tmp_path):
+    assert (await programs_of(tmp_path).check(engine, find_program(engine, {}))).version.number == "1.0"
 
 
 def test_a_program_at_a_path_that_is_no_text_is_refused(engine, binary, monkeypatch):
@@ -104,7 +196,7 @@ async def test_a_probe_that_is_given_up_is_ended_and_bears_the_folders_marker(en
     binary.write_text("#!/bin/sh\nsleep 600\n")
     prefix = f"{tmp_path}:"
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Programs(marker_prefix=prefix).probe, engine, (str(binary),))
+        nursery.start_soon(Programs(marker_prefix=prefix).check, engine, (str(binary),))
         with trio.fail_after(60):
             while not find_marked(f"{prefix}probe-1:"):  # noqa: ASYNC110 - another process
                 await trio.sleep(0.01)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
+import sys
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import trio
 
-from llmgw.agent.shards import run_shard
-from llmgw.core.replica import ShardState
+from llmgw.agent.shards import CAUSE_LINES, SHOWN_LINES, run_shard
+from llmgw.core.model import Lora, ModelName, Task
+from llmgw.core.replica import Load, ShardState
+from llmgw.engines import BROKEN, Cause, CauseKind, Problem
 from llmgw.host.http import get
 from llmgw.host.ports import Ports
 from llmgw.host.process import read_stat
@@ -101,8 +106,14 @@ async def test_a_flood_of_log_does_not_keep_an_engine_from_being_ready(tools, ma
 
 async def test_load_is_told_of_a_ready_engine(tools, make_spec):
     async with living(make_spec(), tools) as life:
-        report = await life.wait(lambda report: report.running is not None)
-    assert (report.running, report.waiting) == (0, 0)
+        report = await life.wait(lambda report: report.load != Load())
+    assert (report.load.running, report.load.waiting) == (0, 0)
+
+
+async def test_all_that_an_engine_says_of_its_load_is_told(alter, make_spec):
+    load = Load(running=3, waiting=0, cache_used=0.5, prompt_tokens=70, cached_tokens=30, steps=11)
+    async with living(make_spec(), alter(read_load=lambda text: load)) as life:
+        await life.wait(lambda report: report.load == load)
 
 
 async def test_a_dead_engine_names_its_cause(tools, make_spec):
@@ -115,9 +126,50 @@ async def test_a_dead_engine_names_its_cause(tools, make_spec):
     assert life.states() == [L, G, S, E]
 
 
-async def test_a_generic_line_counts_when_there_is_no_better_one(tools, make_spec):
+async def test_its_last_words_count_when_there_is_no_better_line(tools, make_spec):
     end, _ = await run_to_end(make_spec("--crash-at-start", "--print-line", "giving up: model error"), tools)
     assert end.cause == "model error"
+
+
+async def test_the_remedy_of_a_cause_is_told_with_it(tools, make_spec):
+    line = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 GiB"
+    spec = make_spec("--crash-at-start", "--exit-code", "1", "--print-line", "noise", "--print-line", line)
+    end, _ = await run_to_end(spec, tools)
+    assert end.cause == line
+    assert "less context" in end.remedy
+
+
+async def test_how_a_process_ended_is_asked_of_the_plugin(alter, make_spec):
+    asked = []
+
+    def read_exit(lines, code, signum):
+        asked.append((lines, code, signum))
+        return Cause(kind=CauseKind.OTHER, line="so it was", remedy="do so")
+
+    end, _ = await run_to_end(
+        make_spec("--crash-at-start", "--exit-code", "7", "--print-line", "last"), alter(read_exit=read_exit)
+    )
+    assert (end.cause, end.remedy, end.lines) == ("so it was", "do so", ("last",))
+    async with living(make_spec(epoch=2), alter(read_exit=read_exit)) as life:
+        os.kill((await life.wait_state(R)).pid, signal.SIGSEGV)
+        await life.wait_state(E)
+    assert asked[0] == (("last",), 7, None)
+    assert asked[-1][1:] == (None, signal.SIGSEGV)
+
+
+async def test_the_plugin_sees_far_more_lines_than_are_shown(alter, make_spec):
+    lines = [f"line {at}" for at in range(CAUSE_LINES + 10)]
+    flags = [flag for line in lines for flag in ("--print-line", line)]
+    cause = Cause(kind=CauseKind.OTHER, line="x")
+    seen = []
+
+    def read_exit(lines, code, signum):
+        seen.append(lines)
+        return cause
+
+    end, _ = await run_to_end(make_spec("--crash-at-start", *flags), alter(read_exit=read_exit))
+    assert seen[-1] == tuple(lines[-CAUSE_LINES:])
+    assert end.lines == tuple(lines[-SHOWN_LINES:])
 
 
 async def test_the_cause_of_the_run_before_is_not_this_ones(tools, make_spec):
@@ -132,7 +184,43 @@ async def test_an_engine_killed_with_9_says_so(tools, make_spec):
     async with living(make_spec(), tools) as life:
         os.kill((await life.wait_state(R)).pid, signal.SIGKILL)
         end = await life.wait_state(E)
-    assert end.cause == "killed by SIGKILL (out of memory?)"
+    assert end.cause.startswith("killed by SIGKILL and nothing in its log")
+    assert "kernel's log" in end.remedy
+
+
+async def test_an_engine_that_the_kernel_killed_for_memory_says_so(tools, make_spec):
+    kills = iter([4, 5])
+    counting = replace(tools, count_oom_kills=lambda: next(kills))
+    async with living(make_spec("--print-line", "ImportError: libx.so.1: cannot open shared object"), counting) as life:
+        os.kill((await life.wait_state(R)).pid, signal.SIGKILL)
+        end = await life.wait_state(E)
+    assert end.cause.startswith("killed by the kernel's OOM killer")
+    assert "less context" in end.remedy
+
+
+@pytest.mark.parametrize(("counts", "flags"), [([4, 4], ()), ([None, 5], ()), ([4, 5], ("--exit-code", "1"))])
+async def test_the_kernel_is_not_accused_without_a_kill_of_its_own(tools, make_spec, counts, flags):
+    kills = iter(counts)
+    counting = replace(tools, count_oom_kills=lambda: next(kills))
+    async with living(make_spec(*flags), counting) as life:
+        ready = await life.wait_state(R)
+        if flags:
+            await post(ready.endpoint.port, "/fake/exit", b'{"code": 1}')
+        else:
+            os.kill(ready.pid, signal.SIGKILL)
+        end = await life.wait_state(E)
+    assert "OOM killer" not in end.cause
+
+
+async def test_an_engine_that_we_killed_ourselves_was_not_killed_for_memory(tools, make_spec):
+    kills = iter(range(100))
+    counting = replace(tools, count_oom_kills=lambda: next(kills))
+    async with living(make_spec("--deaf-to-term"), counting) as life:
+        await life.wait_state(R)
+    assert life.said[-1].state is E
+    assert life.said[-1].cause is None
+    end, _ = await run_to_end(make_spec("--deaf-to-term", "--never-ready", startup=0.3, epoch=2), counting)
+    assert end.cause.startswith("not ready within")
 
 
 async def test_a_crash_after_ready_ends_the_shard(tools, make_spec):
@@ -174,7 +262,131 @@ async def test_an_engine_that_never_gets_ready_is_ended_after_its_limit(tools, m
     end, life = await run_to_end(spec, tools)
     told = any(report.progress == "layer 1" for report in life.said)
     assert end.cause == "not ready within startup_timeout (1 s)" + told * "; the last it said: layer 1"
+    assert "a longer startup_timeout" in end.remedy
     assert is_gone(end.pid)
+
+
+async def test_what_its_log_names_is_told_of_one_that_never_gets_ready(tools, make_spec):
+    line = "NCCL WARN Bootstrap : no socket interface found"
+    end, _ = await run_to_end(make_spec("--never-ready", "--print-line", line, startup=1), tools)
+    told = f"; {line}" in end.cause
+    assert end.cause.startswith("not ready within startup_timeout (1 s)")
+    # On a machine so busy that it had printed nothing yet there is nothing to name.
+    assert told == (line in end.lines)
+    assert not told or "fabric" in end.remedy
+
+
+async def test_a_refused_connection_may_be_the_end_of_a_try(alter, make_spec, tmp_path):
+    asked = []
+
+    def read_health(status, body):
+        asked.append((status, body))
+        return BROKEN("it has hung up")
+
+    spec = make_spec("--bind-when", str(tmp_path / "never"))
+    end, _ = await run_to_end(spec, alter(read_health=read_health))
+    assert asked == [(None, "")]
+    assert end.cause == "it has hung up"
+    assert is_gone(end.pid)
+
+
+async def test_a_refused_connection_is_waited_out_while_the_plugin_says_so(tools, make_spec, tmp_path):
+    async with living(make_spec("--bind-when", str(tmp_path / "go")), tools) as life:
+        await life.wait_state(G)
+        await trio.sleep(3 * tools.settings.pace.loading)
+        assert life.said[-1].state is G
+        (tmp_path / "go").touch()
+        await life.wait_state(R)
+
+
+async def test_a_shard_that_serves_nobody_is_ready_while_its_process_lives(tools, alter, make_spec):
+    spec = replace(make_spec(), rank=1, count=2)
+
+    def read_health(status, body):
+        raise AssertionError("nobody is to ask for its health")
+
+    async with living(spec, alter(read_health=read_health)) as life:
+        ready = await life.wait_state(R)
+        assert ready.endpoint is None
+        assert ready.pid is not None
+        (record,) = tools.state.read()
+        assert not record.serves
+        await trio.sleep(3 * tools.settings.pace.health)
+        assert life.said[-1].state is R
+        os.kill(ready.pid, signal.SIGKILL)
+        end = await life.wait_state(E)
+    assert "SIGKILL" in end.cause
+
+
+async def test_the_first_of_a_group_is_ready_once_it_has_generated_a_token(tools, make_spec):
+    async with living(replace(make_spec(), count=2), tools) as life:
+        ready = await life.wait_state(R)
+        seen = json.loads((await get("127.0.0.1", ready.endpoint.port, "/fake/requests")).body)
+        (record,) = tools.state.read()
+    assert [(each["path"], each["body"]["max_tokens"]) for each in seen] == [("/v1/chat/completions", 1)]
+    assert any("one token" in (report.progress or "") for report in life.said if report.state is G)
+    assert record.proven
+
+
+async def test_one_that_serves_by_itself_is_asked_for_nothing(tools, make_spec):
+    async with living(make_spec(), tools) as life:
+        ready = await life.wait_state(R)
+        assert (await get("127.0.0.1", ready.endpoint.port, "/fake/requests")).body == "[]"
+
+
+# Healthy, and answers the first requests as it is told: a status each, or silence.
+LIAR = """
+import http.server, os, sys, time
+answers = sys.argv[1].split(",")
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.reply(200)
+    def do_POST(self):
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if answer == "hang":
+            time.sleep(600)
+        elif answer == "die":
+            os._exit(7)
+        else:
+            self.reply(int(answer))
+    def reply(self, status):
+        self.send_response(status)
+        self.send_header("content-length", "0")
+        self.end_headers()
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), Handler).serve_forever()
+"""
+
+
+def lying(engine, answers):
+    def build_command(launch):
+        argv = (sys.executable, "-c", LIAR, answers, str(launch.port))
+        return replace(engine.build_command(launch), argv=argv)
+
+    return build_command
+
+
+async def test_a_group_whose_health_lies_is_not_ready_until_it_answers(tools, alter, make_spec):
+    altered = alter(build_command=lying(tools.engines["fake"], "500,500,200"))
+    async with living(replace(make_spec(), count=2), altered) as life:
+        await life.wait_state(R)
+    said = [report.progress for report in life.said if report.state is G]
+    assert any(text and "does not generate: /v1/chat/completions answered 500" in text for text in said)
+
+
+async def test_a_group_that_hangs_at_its_first_token_ends_in_time(tools, alter, make_spec):
+    altered = alter(build_command=lying(tools.engines["fake"], "hang"))
+    end, life = await run_to_end(replace(make_spec(startup=2), count=2), altered)
+    assert R not in life.states()
+    assert end.cause.startswith("not ready within startup_timeout (2 s)")
+    # It had no time to say that it is ready on a machine that busy.
+    assert "did not answer a request for one token in time" in end.cause or "it says" not in end.cause
+    assert end.remedy
+
+
+async def test_a_group_that_dies_of_its_first_token_is_seen_dead(tools, alter, make_spec):
+    altered = alter(build_command=lying(tools.engines["fake"], "die"))
+    end, _ = await run_to_end(replace(make_spec(), count=2), altered)
+    assert end.cause == "ended by itself with exit code 7"
 
 
 async def test_an_engine_that_stops_answering_is_told_of_and_not_killed(tools, make_spec):
@@ -284,31 +496,116 @@ async def test_a_source_that_can_not_be_used_ends_the_shard(tools, make_spec, so
     assert life.states() == [L, E]
 
 
+async def test_the_sources_of_what_comes_with_the_weights_are_looked_at_too(tools, make_spec):
+    end, _ = await run_to_end(make_spec(mmproj="/nowhere/eyes.fake"), tools)
+    assert end.cause == "mmproj '/nowhere/eyes.fake' can't be read: No such file or directory"
+    lora = Lora(name=ModelName("sql"), source="/nowhere/sql.fake")
+    end, _ = await run_to_end(make_spec(loras=(lora,), epoch=2), tools)
+    assert end.cause == "source of the adapter sql: '/nowhere/sql.fake' can't be read: No such file or directory"
+
+
+async def test_an_engine_is_told_all_that_there_is_to_tell(tools, alter, make_spec, tmp_path):
+    launches = []
+
+    def build_command(launch):
+        launches.append(launch)
+        return tools.engines["fake"].build_command(launch)
+
+    (tmp_path / "eyes.fake").touch()
+    (tmp_path / "sql.fake").touch()
+    lora = Lora(name=ModelName("sql"), source=str(tmp_path / "sql.fake"))
+    spec = make_spec(
+        env={"FAKE_ENV": "yes"}, mmproj=str(tmp_path / "eyes.fake"), loras=(lora,), context_length=512, max_output=64
+    )
+    profile = replace(spec.profile, tp=2, pp=3, tool_parser="parrot", reasoning_parser="r")
+    spec = replace(spec, profile=profile, model=replace(spec.model, task=Task.EMBED), rank=1, count=2)
+    async with living(spec, alter(build_command=build_command, validate=lambda *facts: [])) as life:
+        ready = await life.wait_state(R)
+        environment = (Path("/proc") / str(ready.pid) / "environ").read_bytes().split(b"\0")
+        (record,) = tools.state.read()
+    launch = launches[-1]
+    assert (launch.task, launch.mmproj, launch.loras) == (Task.EMBED, str(tmp_path / "eyes.fake"), (lora,))
+    assert (launch.tp, launch.pp, launch.rank, launch.count) == (2, 3, 1, 2)
+    assert (launch.tool_parser, launch.reasoning_parser) == ("parrot", "r")
+    assert (launch.context_length, launch.max_output) == (512, 64)
+    assert (launch.host, launch.port, launch.served_name) == ("127.0.0.1", record.port, "m")
+    assert launch.version.number == "1.0"
+    assert launch.cache == str(tools.state.path / "cache")
+    assert tools.state.cache.stat().st_mode & 0o777 == 0o700
+    assert b"FAKE_ENV=yes" in environment
+
+
+async def test_a_cache_folder_that_can_not_be_made_ends_the_shard(tools, make_spec):
+    tools.state.cache.touch()
+    end, _ = await run_to_end(make_spec(), tools)
+    assert end.cause == f"the cache folder {tools.state.cache} can't be made: File exists"
+
+
+async def test_a_program_that_can_not_run_is_not_launched(tools, make_spec, tmp_path):
+    program = tmp_path / "engine"
+    library = "libgomp.so.1: cannot open shared object file: No such file or directory"
+    program.write_text(f"#!/bin/sh\necho 'error while loading shared libraries: {library}' >&2\nexit 127\n")
+    program.chmod(0o755)
+    settings = replace(tools.settings, binaries={"fake": str(program)})
+    end, life = await run_to_end(make_spec(), replace(tools, settings=settings))
+    assert end.cause == f"{program} can't run Fake engine: the shared library libgomp.so.1 is missing"
+    assert end.remedy == "on Debian and Ubuntu: apt install libgomp1"
+    assert life.states() == [L, E]
+    assert any(report.progress == f"{program} is being checked" for report in life.said)
+    _, life = await run_to_end(make_spec(epoch=2), replace(tools, settings=settings))
+    assert not any(report.progress for report in life.said)
+
+
+async def test_a_profile_that_does_not_fit_the_release_here_is_not_launched(tools, alter, make_spec):
+    def validate(model, profile, version=None):
+        return [] if version is None else [Problem(key="args", message=f"--old is gone in {version.number}")]
+
+    end, life = await run_to_end(make_spec(), alter(validate=validate))
+    assert end.cause == "profile p does not fit Fake engine 1.0 on this node: args: --old is gone in 1.0"
+    assert life.states() == [L, E]
+
+
+async def test_a_flag_that_its_help_does_not_list_is_warned_of_and_passed(tools, make_spec, tmp_path, caplog):
+    program = tmp_path / "engine"
+    listed = "".join(f"  {flag} X\\n" for flag in ("--host", "--port", "--model", "--alias"))
+    program.write_text(
+        "#!/bin/sh\n"
+        "[ $1 = --version ] && echo fake_engine 1.0 && exit\n"
+        f"[ $1 = --help ] && printf '{listed}' && exit\n"
+        f'exec {sys.executable} -m fake_engine "$@"\n'
+    )
+    program.chmod(0o755)
+    settings = replace(tools.settings, binaries={"fake": str(program)})
+    async with living(make_spec("--load-seconds", "0"), replace(tools, settings=settings)) as life:
+        await life.wait_state(R)
+    said = [record.message for record in caplog.records if "--load-seconds" in record.message]
+    assert said == ["shard shd-m-1-0: profile p passes --load-seconds: unknown"]
+
+
 async def test_an_engine_that_nobody_installed_ends_the_shard(tools, make_spec):
     spec = make_spec()
     end, _ = await run_to_end(replace(spec, profile=replace(spec.profile, engine="nobody")), tools)
     assert "no engine plugin is called nobody" in end.cause
 
 
-async def test_a_program_that_can_not_be_started_ends_the_shard(tools, make_spec, tmp_path):
+async def test_a_command_that_can_not_be_started_ends_the_shard(tools, alter, make_spec, tmp_path):
     program = tmp_path / "engine"
     program.write_bytes(b"\x7fELF this is none")
     program.chmod(0o755)
-    settings = replace(tools.settings, binaries={"fake": str(program)})
-    end, _ = await run_to_end(make_spec(), replace(tools, settings=settings))
-    assert "can't be started" in end.cause
+
+    def build_command(launch):
+        return replace(tools.engines["fake"].build_command(launch), argv=(str(program),))
+
+    end, _ = await run_to_end(make_spec(), alter(build_command=build_command))
+    assert end.cause.startswith(f"{program} can't be started: wrong CPU architecture")
+    assert end.remedy
     assert tools.ports.take() == tools.settings.engine_ports[0] + 1
 
 
-async def test_a_fault_of_llmgw_ends_the_shard_and_its_engine(tools, make_spec):
-    class Exploding:
-        name, embedded = "fake", tools.engines["fake"].embedded
+async def test_a_fault_of_llmgw_ends_the_shard_and_its_engine(alter, make_spec):
+    def read_health(status, body):
+        raise ZeroDivisionError("boom")
 
-        def __getattr__(self, name):
-            if name == "read_health":
-                raise ZeroDivisionError("boom")
-            return getattr(tools.engines["fake"], name)
-
-    end, _ = await run_to_end(make_spec(), replace(tools, engines={"fake": Exploding()}))
+    end, _ = await run_to_end(make_spec(), alter(read_health=read_health))
     assert end.cause == "a fault of llmgw itself: ZeroDivisionError: boom"
     assert is_gone(end.pid)

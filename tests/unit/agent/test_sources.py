@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from llmgw.agent.sources import check_source
+from llmgw.agent.sources import check_source, check_sources
+from llmgw.core.model import Lora, Model, ModelName
 from llmgw.engines.types import SourceKind
 from llmgw.errors import EngineFailed
 
@@ -80,3 +81,19 @@ def test_a_pipe_is_not_waited_for(file_engine, tmp_path):
     os.mkfifo(tmp_path / "m.fake")
     with pytest.raises(EngineFailed, match="is not a file"):
         check_source(str(tmp_path / "m.fake"), file_engine)
+
+
+def test_all_that_a_model_is_made_of_is_looked_at_and_named(file_engine, tmp_path):
+    for name in ("m.fake", "eyes.fake", "sql.fake"):
+        (tmp_path / name).touch()
+
+    def model(mmproj="eyes.fake", lora="sql.fake"):
+        loras = (Lora(name=ModelName("sql"), source=str(tmp_path / lora)),)
+        source, eyes = str(tmp_path / "m.fake"), str(tmp_path / mmproj)
+        return Model(name=ModelName("m"), source=source, mmproj=eyes, loras=loras)
+
+    check_sources(model(), file_engine)
+    with pytest.raises(EngineFailed, match=r"^mmproj '.*/gone\.fake' can't be read"):
+        check_sources(model(mmproj="gone.fake"), file_engine)
+    with pytest.raises(EngineFailed, match=r"^source of the adapter sql: '.*/gone\.fake' can't be read"):
+        check_sources(model(lora="gone.fake"), file_engine)

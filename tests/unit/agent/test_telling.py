@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw.agent.telling import Telling, first_report
-from llmgw.core.replica import Endpoint, ShardState
-from llmgw.engines.types import Load
+from llmgw.agent.telling import WORDS_CHARS, Telling, first_report
+from llmgw.core.replica import Endpoint, Load, ShardState
 
 ENDPOINT = Endpoint(host="127.0.0.1", port=1, served_name="m")
 
@@ -33,9 +32,21 @@ def test_the_same_is_not_told_twice(telling, said):
 
 def test_a_step_forgets_what_was_said_of_the_one_before(telling, said):
     telling.progress("half")
-    telling.load(Load(running=2, waiting=1))
+    telling.load(Load(running=2, cache_used=0.5, steps=7))
+    assert said[-1].load == Load(running=2, cache_used=0.5, steps=7)
     telling.state(ShardState.READY)
-    assert (said[-1].progress, said[-1].running, said[-1].waiting) == (None, None, None)
+    assert (said[-1].progress, said[-1].load) == (None, Load())
+
+
+def test_a_cause_brings_its_remedy_and_neither_is_told_at_length(telling, said):
+    telling.state(ShardState.ENDED, cause="no memory", remedy="r" * 10 * WORDS_CHARS)
+    assert said[-1].cause == "no memory"
+    assert said[-1].remedy == "r" * WORDS_CHARS + "…"
+
+
+def test_a_shard_that_serves_nobody_has_no_endpoint(telling, said):
+    telling.process(7, None)
+    assert (said[-1].pid, said[-1].endpoint) == (7, None)
 
 
 def test_an_endpoint_holds_until_the_shard_stops(telling, said):

@@ -58,6 +58,47 @@ async def test_an_agent_registers_reports_and_runs_what_is_desired(link, engines
     assert len(link.registrations()) == 1
 
 
+@pytest.fixture
+def slow_program(tmp_path):
+    """A fake engine that tells its version when there is a file, and can be launched all the same."""
+    path = tmp_path / "engine"
+    path.write_text(
+        "#!/bin/sh\n"
+        f"case $1 in --version|--help) while ! [ -e {tmp_path}/tell ]; do sleep 0.05; done;; esac\n"
+        f'exec {sys.executable} -m fake_engine "$@"\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+async def test_an_engine_that_is_slow_to_tell_its_version_delays_nothing_but_its_own_launch(
+    link, engines, settings, make_spec, slow_program
+):
+    spec = make_spec()
+    pace = replace(settings.pace, inventory=0.1)
+    slow = replace(settings, binaries={"fake": str(slow_program)}, pace=pace)
+
+    def told(checked):
+        for event in link.events:
+            for found in event.node.engines if isinstance(event, NodeReported) else ():
+                if found.engine == "fake" and found.checked is checked:
+                    return found
+        return None
+
+    async with serving(link, engines, slow):
+        await link.wait(link.registrations)
+        (found,) = (each for each in link.registrations()[0].node.engines if each.engine == "fake")
+        assert (found.checked, found.version) == (False, None)
+        link.desire(spec)
+        await link.wait_state(spec, ShardState.LAUNCHING)
+        await link.wait(lambda: told(False))
+        assert ShardState.LOADING not in [report.state for report in link.reports(spec)]
+        slow_program.with_name("tell").touch()
+        found = await link.wait(lambda: told(True))
+        assert (found.version, found.broken) == ("1.0", None)
+        await link.wait_state(spec, READY)
+
+
 async def test_an_end_that_was_told_to_nobody_comes_with_the_next_registration(link, engines, settings, make_spec):
     spec = make_spec()
     async with serving(link, engines, settings):
@@ -201,8 +242,9 @@ async def test_a_state_file_that_can_not_be_written_ends_that_shard_only(link, e
         end = await link.wait_state(spec, ENDED)
         assert end.cause == f"state file {settings.state}/shards/{spec.id}.fresh can't be written: Is a directory"
         assert link.reports(other)[-1].state is READY
-        markers = find_marked(StateFolder(settings.state).marker_prefix()).values()
-        assert set(markers) == {StateFolder(settings.state).marker(other)}
+        prefix = StateFolder(settings.state).marker_prefix()
+        markers = {marker for marker in find_marked(prefix).values() if "probe" not in marker.removeprefix(prefix)}
+        assert markers == {StateFolder(settings.state).marker(other)}
 
 
 async def test_a_full_disk_at_a_launch_is_its_cause(link, engines, settings, make_spec):

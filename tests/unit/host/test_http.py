@@ -1,12 +1,14 @@
-"""The small GET, against sockets that answer bytes."""
+"""The small GET and POST, against sockets that answer bytes."""
 
 from __future__ import annotations
+
+import json
 
 import pytest
 import trio
 import trio.lowlevel
 
-from llmgw.host.http import BODY_BYTES, get
+from llmgw.host.http import BODY_BYTES, REFUSED, get, post
 
 
 @pytest.fixture
@@ -56,10 +58,24 @@ async def test_what_is_not_an_answer_is_none(answer, octets):
     assert await ask(port) is None
 
 
-async def test_a_refused_connection_is_none():
+async def test_a_refused_connection_is_told_from_one_that_is_silent():
     with trio.socket.socket() as sock:
         await sock.bind(("127.0.0.1", 0))
-        assert await ask(sock.getsockname()[1]) is None
+        assert await ask(sock.getsockname()[1]) == REFUSED
+        with trio.fail_after(30):
+            assert await post("127.0.0.1", sock.getsockname()[1], "/x", {}) == REFUSED
+    assert REFUSED.status is None
+
+
+async def test_a_body_is_posted_as_json(answer):
+    port, asked = await answer(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok")
+    with trio.fail_after(30):
+        reply = await post("127.0.0.1", port, "/v1/x", {"model": "gr\u00fc\u00df"})
+    assert (reply.status, reply.body) == (200, "ok")
+    head, _, body = asked[0].partition(b"\r\n\r\n")
+    assert head.startswith(b"POST /v1/x HTTP/1.1\r\n")
+    assert f"Content-Length: {len(body)}\r\n".encode() in head
+    assert json.loads(body) == {"model": "gr\u00fc\u00df"}
 
 
 async def test_a_body_without_end_is_cut(answer):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import signal
@@ -12,6 +13,8 @@ import trio
 
 from llmgw.engines.types import Command
 from llmgw.host.process import (
+    NoOutput,
+    Silence,
     describe_exit,
     find_marked,
     find_tree,
@@ -21,6 +24,7 @@ from llmgw.host.process import (
     read_marker,
     read_stat,
     run_probe,
+    split_exit,
     start_process,
     take_over,
 )
@@ -115,6 +119,22 @@ async def test_the_environment_is_scrubbed_then_set(start, tmp_path, monkeypatch
     with trio.fail_after(60):
         await process.wait_exit()
     assert (tmp_path / "log").read_text() == "None None yes set\n"
+
+
+@pytest.mark.slow
+async def test_a_default_is_set_where_nobody_says_otherwise(start, tmp_path, monkeypatch):
+    monkeypatch.setenv("BY_THE_MACHINE", "machine")
+    monkeypatch.setenv("FAKE_SCRUBBED", "machine")
+    names = ("BY_THE_MACHINE", "BY_THE_PROFILE", "FAKE_SCRUBBED", "BY_NOBODY")
+    process = start(
+        f"import os; print(*(os.environ[n] for n in {names}))",
+        env={"BY_THE_PROFILE": "profile"},
+        defaults=dict.fromkeys(names, "default"),
+        scrub=("FAKE_",),
+    )
+    with trio.fail_after(60):
+        await process.wait_exit()
+    assert (tmp_path / "log").read_text() == "machine profile default default\n"
 
 
 @pytest.mark.slow
@@ -277,14 +297,25 @@ async def test_a_probe_tells_what_was_printed():
 
 
 @pytest.mark.slow
-async def test_a_probe_that_hangs_or_is_not_there_tells_nothing():
-    assert await run_probe(probing("import time; time.sleep(600)"), 0.1, marker=PROBE) is None
-    assert await run_probe(Command(argv=("/nowhere/engine",)), 1, marker=PROBE) is None
+async def test_a_probe_that_hangs_took_too_long():
+    said = await run_probe(probing("print('half', flush=True); import time; time.sleep(600)"), 0.1, marker=PROBE)
+    assert said == NoOutput(why=Silence.TIMED_OUT)
+
+
+async def test_a_probe_that_can_not_be_started_brings_the_error(tmp_path):
+    said = await run_probe(Command(argv=("/nowhere/engine",)), 60, marker=PROBE)
+    assert (said.why, said.error.errno) == (Silence.NOT_STARTED, errno.ENOENT)
+    (tmp_path / "engine").write_bytes(b"\x7fELF this is none")
+    (tmp_path / "engine").chmod(0o755)
+    said = await run_probe(Command(argv=(str(tmp_path / "engine"),)), 60, marker=PROBE)
+    assert (said.why, said.error.errno) == (Silence.NOT_STARTED, errno.ENOEXEC)
 
 
 @pytest.mark.slow
-async def test_a_probe_that_prints_without_end_tells_nothing():
-    assert await run_probe(probing("while True: print('x' * 1000)"), 0.5, marker=PROBE) is None
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+async def test_a_probe_that_prints_without_end_printed_too_much(stream):
+    code = f"import sys\nwhile True: print('x' * 1000, file=sys.{stream})"
+    assert await run_probe(probing(code), 5, marker=PROBE) == NoOutput(why=Silence.TOO_MUCH)
 
 
 WITH_A_CHILD = """
@@ -325,6 +356,11 @@ async def test_a_probe_leaves_no_process(tmp_path, monkeypatch, ending):
 )
 def test_an_exit_code_in_words(code, words):
     assert describe_exit(code) == words
+
+
+@pytest.mark.parametrize(("number", "facts"), [(0, (0, None)), (3, (3, None)), (-9, (None, 9)), (None, (None, None))])
+def test_an_exit_is_a_code_or_a_signal(number, facts):
+    assert split_exit(number) == facts
 
 
 def test_a_command_line_has_a_short_name_of_its_own():

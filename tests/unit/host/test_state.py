@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -211,3 +212,21 @@ def test_who_holds_the_folder_is_told_by_pid(tmp_path):
     with hold_state(tmp_path), pytest.raises(StateTaken) as taken, hold_state(tmp_path):
         pass
     assert taken.value.holder == str(os.getpid())
+
+
+def test_the_cache_is_for_the_agent_alone_and_made_again_when_somebody_cleared_it(state):
+    for _ in range(2):
+        path = state.make_cache()
+        assert path == state.path / "cache"
+        assert path.stat().st_mode & 0o777 == 0o700
+        path.rmdir()
+
+
+def test_a_record_of_a_version_before_serves_and_is_unproven(state):
+    state.write(RECORD)
+    (path,) = state.shards.glob("*.json")
+    written = json.loads(path.read_bytes())
+    del written["serves"], written["proven"]
+    path.write_text(json.dumps(written))
+    (read,) = state.read()
+    assert (read.serves, read.proven) == (True, False)

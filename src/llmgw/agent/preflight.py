@@ -1,0 +1,205 @@
+"""Whether a program can run its engine here at all, and which of the flags that it would be given it does not know.
+
+Both are found out before anything is launched: by running it for its version and its help, in the environment that a
+launch would have. No state of an agent's is in this room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import trio
+
+from llmgw.core.model import Model, Profile
+from llmgw.engines.check import FlagFinding, check_launch, launch_of, sample_model
+from llmgw.engines.registry import Engine
+from llmgw.engines.types import CauseKind, Command, Launch, ProbeOutput, Version
+from llmgw.errors import EngineFailed
+from llmgw.host.executable import PASSING, explain_start
+from llmgw.host.libraries import find_missing, name_packages
+from llmgw.host.logfile import clean
+from llmgw.host.process import NoOutput, Silence, describe_exit, run_probe, split_exit
+
+CAUSE_LINES = 400
+SHOWN_CHARS = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preflight:
+    """What came of trying a program.
+
+    ``broken``: why an engine can't be started with it, in one line, and ``remedy`` what to do about that. ``problems``:
+    whatever does not fit, one line each. ``findings``: the flags of a launch, () where it can't start. ``undecided``:
+    the machine was too busy to tell, and another try may find more.
+    """
+
+    engine: str
+    program: tuple[str, ...]
+    version: Version | None
+    broken: str | None
+    remedy: str | None
+    problems: tuple[str, ...]
+    missing_libraries: tuple[str, ...]
+    findings: tuple[FlagFinding, ...]
+    undecided: bool = False
+
+    @property
+    def starts(self) -> bool:
+        """Whether it runs at all: then what is broken is that llmgw passes flags which it does not know."""
+        return self.broken is None or bool(self.findings)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fault:
+    """What went wrong when the program was run."""
+
+    reason: str
+    remedy: str | None = None
+    libraries: tuple[str, ...] = ()
+    breaks: bool = True
+    undecided: bool = False
+
+
+async def examine(
+    engine: Engine,
+    program: tuple[str, ...],
+    *,
+    model: Model | None = None,
+    profile: Profile | None = None,
+    marker: str,
+) -> Preflight:
+    """Try ``program``, for an ordinary model of the engine or for the one that is given. Each command of its probe may
+    take as long as the engine's plugin allows; ``marker`` is what its processes carry meanwhile."""
+    model, profile = _choose(engine, model, profile)
+    launch = launch_of(model, profile, program, None)
+    fault: _Fault | None = None
+    outputs: list[ProbeOutput] = []
+    try:
+        built = engine.build_command(launch)
+    except EngineFailed as failed:
+        fault = _Fault(reason=failed.message)
+    else:
+        commands = tuple(_join(probe, built) for probe in engine.build_probe(program))
+        outputs, fault = await _run(engine, program, commands, marker)
+    version = engine.read_probe(outputs)
+    if fault is None and version is None and outputs:
+        first = next((line for output in outputs for line in _lines(output)), "nothing")
+        fault = _Fault(
+            reason=f"no version is in what it printed: {_cut(first)}",
+            remedy=f"see that this program is {engine.info.default_binary}, and no other",
+        )
+    if fault is not None and fault.breaks:
+        return Preflight(
+            engine=engine.name,
+            program=program,
+            version=version,
+            broken=fault.reason,
+            remedy=fault.remedy,
+            problems=(),
+            missing_libraries=fault.libraries,
+            findings=(),
+        )
+    return _judge(engine, replace(launch, version=version), model, profile, fault)
+
+
+def _choose(engine: Engine, model: Model | None, profile: Profile | None) -> tuple[Model, Profile]:
+    sample, ordinary = sample_model(engine)
+    if model is not None and profile is None:
+        profile = next((each for each in model.profiles if each.engine == engine.name), None)
+    return model or sample, profile or ordinary
+
+
+def _join(probe: Command, built: Command) -> Command:
+    """The probe in the launch's own environment: else it tries another program than the one that will run."""
+    return replace(
+        probe,
+        env=probe.env | built.env,
+        defaults=probe.defaults | built.defaults,
+        scrub=tuple(dict.fromkeys((*built.scrub, *probe.scrub))),
+        cwd=built.cwd or probe.cwd,
+    )
+
+
+async def _run(
+    engine: Engine, program: tuple[str, ...], commands: Sequence[Command], marker: str
+) -> tuple[list[ProbeOutput], _Fault | None]:
+    """What the commands printed, one after the other, up to the first that fails."""
+    outputs: list[ProbeOutput] = []
+    limit_seconds = engine.info.probe_seconds
+    for command in commands:
+        output = await run_probe(command, limit_seconds, marker=marker)
+        asked = " ".join(command.argv[len(program) :]) or program[0]
+        if isinstance(output, NoOutput):
+            return outputs, await _explain_silence(command.argv[0], asked, output, limit_seconds)
+        outputs.append(output)
+        if output.code != 0:
+            libraries = await find_missing(command, output, limit_seconds, marker=marker)
+            fault = _explain_exit(engine, asked, output, libraries)
+            # A release whose help is called otherwise runs all the same.
+            return outputs, replace(fault, breaks=fault.breaks or len(outputs) == 1)
+    return outputs, None
+
+
+async def _explain_silence(path: str, asked: str, silent: NoOutput, limit_seconds: float) -> _Fault:
+    if silent.error is not None:
+        why = await trio.to_thread.run_sync(explain_start, path, silent.error)
+        passing = silent.error.errno in PASSING
+        return _Fault(
+            reason=f"it can't be executed: {why.reason}", remedy=why.remedy, breaks=not passing, undecided=passing
+        )
+    if silent.why is Silence.TOO_MUCH:
+        return _Fault(reason=f"{asked} printed more than can be read: its flags are not checked", breaks=False)
+    text = f"{asked} took longer than {limit_seconds:g} s: not all of it is checked"
+    return _Fault(reason=text, breaks=False, undecided=True)
+
+
+def _explain_exit(engine: Engine, asked: str, output: ProbeOutput, libraries: tuple[str, ...]) -> _Fault:
+    if libraries:
+        named = f"libraries {', '.join(libraries)} are" if len(libraries) > 1 else f"library {libraries[0]} is"
+        return _Fault(reason=f"the shared {named} missing", remedy=name_packages(libraries), libraries=libraries)
+    exit_facts = split_exit(output.code)
+    lines = _lines(output)
+    cause = engine.read_exit(lines[-CAUSE_LINES:], *exit_facts)
+    if cause is None or cause == engine.read_exit((), *exit_facts):
+        # No line names it: the last one is the best there is.
+        told = describe_exit(output.code) if cause is None else cause.line
+        reason = f"{told} (run with {asked}){f': {_cut(lines[-1])}' if lines else ''}"
+    else:
+        how = f"exit code {output.code} of" if output.code > 0 else "run with"
+        reason = f"{_cut(cause.line)} ({how} {asked})"
+    remedy = None if cause is None else cause.remedy
+    return _Fault(reason=reason, remedy=remedy, breaks=cause is None or cause.kind is not CauseKind.FLAG)
+
+
+def _judge(engine: Engine, launch: Launch, model: Model, profile: Profile, fault: _Fault | None) -> Preflight:
+    """A program that runs: do the flags that it would be given fit it, and the profile?"""
+    findings = check_launch(engine, launch)
+    ours = [f"llmgw passes {_told(each)}" for each in findings if each.breaks and each.given_by == "llmgw"]
+    theirs = [f"the profile passes {_told(each)}" for each in findings if each.breaks and each.given_by != "llmgw"]
+    invalid = [str(problem) for problem in engine.validate(model, profile, launch.version)]
+    return Preflight(
+        engine=engine.name,
+        program=launch.program,
+        version=launch.version,
+        broken=ours[0] if ours else None,
+        remedy="this release and this llmgw do not fit each other: install another of either" if ours else None,
+        problems=tuple(dict.fromkeys((*([fault.reason] if fault is not None else []), *ours, *theirs, *invalid))),
+        missing_libraries=(),
+        findings=findings,
+        undecided=fault is not None and fault.undecided,
+    )
+
+
+def _told(finding: FlagFinding) -> str:
+    return f"{finding.flag}: {finding.detail or finding.state.replace('_', ' ')}"
+
+
+def _lines(output: ProbeOutput) -> tuple[str, ...]:
+    # What went wrong is on stderr mostly, and its first line that names it counts; its last is the last resort.
+    raw = f"{output.stdout}\n{output.stderr}".splitlines()
+    return tuple(clean(line.encode()) for line in raw if line.strip())
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
