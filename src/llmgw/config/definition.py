@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from llmgw.config.document import Findings, Section, near, parse_document, read_document
 from llmgw.config.paths import check_text, expand_home
-from llmgw.core.model import Model, ModelName, Profile, Scaling
+from llmgw.core.model import Lora, Model, ModelName, Profile, Scaling, Task
 from llmgw.errors import Problem
 
 OVER_LIMIT = ("clamp", "refuse")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)*")
 _PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+# llmgw reads them, and the processes that it starts are found again by some of them.
+_OWN_VARIABLES = "LLMGW_"
+# What Linux lets one variable have, with its name.
+_MAX_VARIABLE_BYTES = 128 * 1024 - 1
 _MAX_NAME = 200
 _MAX_TOKENS = 100_000_000
 
@@ -37,10 +42,25 @@ class Definition:
     places: Mapping[str, str]
     text: str = ""
 
+    def claims(self) -> Iterator[tuple[str, str]]:
+        """Each name that clients ask for, after the key that it stands at."""
+        yield "name", self.model.name
+        yield from (("aliases", alias) for alias in self.model.aliases)
+        yield from ((f"loras[{index}].name", lora.name) for index, lora in enumerate(self.model.loras))
+
+    def sources(self) -> Iterator[tuple[str, str]]:
+        """Each thing that an engine reads, after the key that it stands at."""
+        yield "source", self.model.source
+        if self.model.mmproj is not None:
+            yield "mmproj", self.model.mmproj
+        yield from ((f"loras[{index}].source", lora.source) for index, lora in enumerate(self.model.loras))
+
     def locate(self, profile: int, problem: Problem) -> Problem:
         """A problem that an engine found in the profile of this number, with its key's path and place."""
         prefix = f"profiles[{profile}]"
-        candidates = (f"{prefix}.{problem.key}", problem.key, prefix)
+        # An engine may say which of several it means (env.NAME, loras[1]); what isn't written stands in its profile.
+        keys = (problem.key, re.split(r"[.\[]", problem.key)[0])
+        candidates = (*(path for key in keys for path in (f"{prefix}.{key}", key)), prefix)
         path = next((path for path in candidates if path in self.places), "")
         key = f"{self.model.name}: {path or problem.key}"
         return replace(problem, key=key, where=self.places.get(path, self.places[""]))
@@ -81,23 +101,28 @@ def _definitions(
 def read_definitions(
     sections: tuple[Section, ...], engines: Collection[str], folder: Path | None
 ) -> tuple[Definition, ...]:
-    """The models of these sections; a name or alias that two of them claim is noted as wrong.
+    """The models of these sections; a name, alias or adapter that two of them claim is noted as wrong.
 
     ``folder`` is the one that a source's path may begin in, None where the sources lie on other machines.
     """
-    claimed: dict[str, str] = {}
-    definitions = []
-    for section in sections:
-        definition = _definition(section, engines, folder)
-        for key, name in (("name", definition.model.name), *(("aliases", alias) for alias in definition.model.aliases)):
-            if name and name in claimed:
-                section.wrong(key, f"{name!r} is taken already by the name or alias at {claimed[name]}")
-            claimed.setdefault(name, section.where(key))
-        definitions.append(definition)
-    return tuple(definitions)
+    claims = _Claims()
+    return tuple(_definition(section, engines, folder, claims) for section in sections)
 
 
-def _definition(section: Section, engines: Collection[str], folder: Path | None) -> Definition:
+class _Claims:
+    """Who has each name that clients ask for, so that none means two things."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, str] = {}
+
+    def add(self, section: Section, key: str, name: str) -> None:
+        """Note that what stands at this key claims a name; where it is taken that is wrong."""
+        if name and name in self._places:
+            section.wrong(key, f"{name!r} is taken already by the name, alias or adapter at {self._places[name]}")
+        self._places.setdefault(name, section.where(key))
+
+
+def _definition(section: Section, engines: Collection[str], folder: Path | None, claims: _Claims) -> Definition:
     later: list[str] = []
     places = {"": section.where("")} | {key: section.where(key) for key in section.names()}
     profiles = _profiles(section, engines, places, later)
@@ -105,9 +130,12 @@ def _definition(section: Section, engines: Collection[str], folder: Path | None)
         if section.has(key):
             later.append(key)
     model = Model(
-        name=ModelName(_name(section)),
-        source=_source(section, folder),
-        aliases=_aliases(section),
+        name=ModelName(_name(section, claims)),
+        source=_source(section, "source", folder),
+        task=Task(section.choice("task", Task.CHAT, [str(task) for task in Task])),
+        aliases=_aliases(section, claims),
+        mmproj=_source(section, "mmproj", folder) if section.has("mmproj") else None,
+        loras=_loras(section, folder, places, claims),
         routing_profile=section.text("routing_profile", None),
         context_length=section.count("context_length", None, low=1, high=_MAX_TOKENS),
         max_output=section.count("max_output", None, low=1, high=_MAX_TOKENS),
@@ -127,15 +155,16 @@ def _definition(section: Section, engines: Collection[str], folder: Path | None)
     )
 
 
-def _name(section: Section) -> str:
+def _name(section: Section, claims: _Claims) -> str:
     name = section.required_text("name")
     if name and (why := wrong_name(name)):
         section.wrong("name", why)
+    claims.add(section, "name", name)
     return name
 
 
 def wrong_name(name: str) -> str | None:
-    """Why this can't be a model's name; None when it can."""
+    """Why this can't be the name of a model, or of an adapter; None when it can."""
     if len(name) > _MAX_NAME:
         return f"is longer than {_MAX_NAME} characters"
     if not _NAME.fullmatch(name):
@@ -143,27 +172,43 @@ def wrong_name(name: str) -> str | None:
     return None
 
 
-def _aliases(section: Section) -> tuple[str, ...]:
+def _aliases(section: Section, claims: _Claims) -> tuple[str, ...]:
     aliases = section.texts("aliases")
     for alias in aliases:
         if why := wrong_name(alias):
             section.wrong("aliases", why)
+        claims.add(section, "aliases", alias)
     return aliases
 
 
-def _source(section: Section, folder: Path | None) -> str:
+def _loras(section: Section, folder: Path | None, places: dict[str, str], claims: _Claims) -> tuple[Lora, ...]:
+    loras = []
+    for index, stanza in enumerate(section.sections("loras")):
+        name = _name(stanza, claims)
+        loras.append(Lora(name=ModelName(name), source=_source(stanza, "source", folder)))
+        stanza.close()
+        _learn_places(places, f"loras[{index}]", stanza)
+    return tuple(loras)
+
+
+def _learn_places(places: dict[str, str], path: str, stanza: Section) -> None:
+    places[path] = stanza.where("")
+    places.update({f"{path}.{key}": stanza.where(key) for key in stanza.names()})
+
+
+def _source(section: Section, key: str, folder: Path | None) -> str:
     """As written; a path that starts with ./ ../ or ~/ is one below the definition's folder, or the home.
 
     ``a/b`` without such a start is a repository's name, so it can't also mean a path.
     """
-    source = section.required_text("source")
+    source = section.required_text(key)
     if folder is None:
         if source.startswith(("./", "../", "~/")):
-            section.wrong("source", f"{source!r} is a path on this machine; write the whole one that the nodes have")
+            section.wrong(key, f"{source!r} is a path on this machine; write the whole one that the nodes have")
         return source
     if source.startswith(("./", "../")):
         source = os.path.normpath(folder.absolute() / source)
-        check_text(source, "source")
+        check_text(source, key)
     return expand_home(source) if source.startswith("~/") else source
 
 
@@ -191,16 +236,15 @@ def _profiles(
         section.wrong("profiles", "needs at least one profile: a name and an engine")
     profiles: list[Profile] = []
     for index, stanza in enumerate(stanzas):
-        profile = _profile(stanza, engines, later)
+        profile = _profile(stanza, engines, places, later, f"profiles[{index}]")
         if profile.name and profile.name in {other.name for other in profiles}:
             stanza.wrong("name", f"{profile.name!r} is the name of another profile of this model")
         profiles.append(profile)
-        places[f"profiles[{index}]"] = stanza.where("")
-        places.update({f"profiles[{index}].{key}": stanza.where(key) for key in stanza.names()})
     return tuple(profiles)
 
 
-def _profile(stanza: Section, engines: Collection[str], later: list[str]) -> Profile:
+def _profile(stanza: Section, engines: Collection[str], places: dict[str, str], later: list[str], path: str) -> Profile:
+    _learn_places(places, path, stanza)
     default = Profile(name="", engine="")
     profile = Profile(
         name=stanza.required_text("name"),
@@ -209,9 +253,13 @@ def _profile(stanza: Section, engines: Collection[str], later: list[str]) -> Pro
         priority=stanza.count("priority", default.priority, low=-1_000_000, high=1_000_000),
         gpu_class=stanza.text("gpu_class", None),
         tp=stanza.count("tp", default.tp, low=1, high=1024),
+        pp=stanza.count("pp", default.pp, low=1, high=1024),
+        tool_parser=stanza.text("tool_parser", None),
+        reasoning_parser=stanza.text("reasoning_parser", None),
         startup_timeout_seconds=stanza.duration("startup_timeout", default.startup_timeout_seconds),
         min_memory_gb=stanza.gigabytes("min_memory_gb", None),
         min_disk_gb=stanza.gigabytes("min_disk_gb", None),
+        env=_environment(stanza, places, path),
         args=stanza.texts("args", numbers=True),
     )
     if profile.name and not _PROFILE_NAME.fullmatch(profile.name):
@@ -224,8 +272,37 @@ def _profile(stanza: Section, engines: Collection[str], later: list[str]) -> Pro
         later.append("profiles.gpu_class")
     if profile.tp != default.tp:
         later.append("profiles.tp")
+    if profile.pp != default.pp:
+        later.append("profiles.pp")
     stanza.close()
     return profile
+
+
+def _environment(profile: Section, places: dict[str, str], path: str) -> dict[str, str]:
+    """Variables for the engine. No message holds a value: it may be somebody's token."""
+    stanza = profile.section("env")
+    found = {}
+    for name in stanza.names():
+        why = _wrong_variable(name)
+        if why is not None:
+            # Of NAME=value, which is no mapping, the name alone.
+            stanza.wrong(name, why, shown=name.partition("=")[0])
+            continue
+        found[name] = stanza.as_written(name, "")
+        if len(f"{name}={found[name]}".encode()) > _MAX_VARIABLE_BYTES:
+            stanza.wrong(name, "is longer than 128 KiB, which no program can be started with")
+        places[f"{path}.env.{name}"] = stanza.where(name)
+    return found
+
+
+def _wrong_variable(name: str) -> str | None:
+    if "=" in name:
+        return "is one word with a = in it: write NAME: value"
+    if not _VARIABLE.fullmatch(name):
+        return "may hold letters, digits and _ only, and starts with no digit"
+    if name.startswith(_OWN_VARIABLES):
+        return f"is llmgw's own, as all that begin with {_OWN_VARIABLES}: take it out"
+    return None
 
 
 def find_rejections(definitions: Iterable[Definition], engines: Mapping[str, Checker]) -> list[Problem]:

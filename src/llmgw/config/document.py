@@ -15,6 +15,7 @@ from typing import TypeVar
 import yaml
 
 from llmgw.config.ordinary import read_ordinary
+from llmgw.config.paths import is_text
 from llmgw.errors import ConfigError, Problem
 from llmgw.units import parse_duration, parse_size
 
@@ -103,12 +104,21 @@ class Section:
         """``file:line:column`` of a key, or of the section where the key isn't written."""
         return self._findings.where(self._keys[key][0] if key in self._keys else self._mark)
 
-    def wrong(self, key: str, message: str) -> None:
+    def wrong(self, key: str, message: str, *, shown: str | None = None) -> None:
+        """Note what is wrong with a key, which is called ``shown`` where it is not to be told in full."""
         mark = self._keys[key][0] if key in self._keys else self._mark
-        self._findings.add(mark, self.path(key), message)
+        self._findings.add(mark, self.path(key if shown is None else shown), message)
 
     def text(self, key: str, default: T) -> str | T:
         return self._scalar(key, default, as_text)
+
+    def as_written(self, key: str, default: T) -> str | T:
+        """A single value of any kind as it is written: a number or yes/no too, and nothing at all in quotes."""
+
+        def read(node: yaml.ScalarNode) -> str:
+            return check_characters(str(node.value))
+
+        return self._scalar(key, default, read, none='has no value; write "" for an empty one')
 
     def required_text(self, key: str) -> str:
         if key not in self._keys:
@@ -247,7 +257,14 @@ class Section:
         elif node is not None and node.tag != _NULL:
             self.wrong(key, f"must be a list, not {_kind(node)}")
 
-    def _scalar(self, key: str, default: T, read: Callable[[yaml.ScalarNode], V]) -> V | T:
+    def _scalar(
+        self,
+        key: str,
+        default: T,
+        read: Callable[[yaml.ScalarNode], V],
+        *,
+        none: str = "has no value; leave the key out to have its default",
+    ) -> V | T:
         node = self._take(key)
         if node is None:
             return default
@@ -255,7 +272,7 @@ class Section:
             if not isinstance(node, yaml.ScalarNode):
                 raise ValueError(f"must be a single value, not {_kind(node)}")
             if node.tag == _NULL:
-                raise ValueError("has no value; leave the key out to have its default")
+                raise ValueError(none)
             return read(node)
         except ValueError as error:
             self.wrong(key, str(error))
@@ -268,7 +285,16 @@ def as_text(node: yaml.ScalarNode) -> str:
         raise ValueError(f'must be text, not {_shown(node)}; write "{node.value}" if that is what you mean')
     if not node.value.strip():
         raise ValueError("must not be empty")
-    return str(node.value)
+    return check_characters(str(node.value))
+
+
+def check_characters(text: str) -> str:
+    """The text. ValueError where YAML's escapes have made what no file, no message and no program can be given."""
+    if "\0" in text:
+        raise ValueError("holds a NUL character: take it out")
+    if not is_text(text):
+        raise ValueError("holds half a character (of a pair such as \\uD83D\\uDE00): write the character itself")
+    return text
 
 
 def near(word: str, known: Collection[str]) -> str:

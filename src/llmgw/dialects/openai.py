@@ -25,7 +25,8 @@ _encode = msgspec.json.Encoder().encode
 
 
 # What an engine reports is counted and, later, charged: a number that can't be is no usage.
-_Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
+TOKENS_LIMIT = 2**53
+_Tokens = Annotated[int, msgspec.Meta(ge=0, le=TOKENS_LIMIT)]
 
 
 class Usage(msgspec.Struct, frozen=True):
@@ -35,13 +36,27 @@ class Usage(msgspec.Struct, frozen=True):
     completion_tokens: _Tokens = 0
 
 
+class _ToldUsage(msgspec.Struct):
+    prompt_tokens: _Tokens | msgspec.UnsetType = msgspec.UNSET
+    completion_tokens: _Tokens = 0
+    total_tokens: Any = None
+
+    def read(self) -> Usage:
+        """Some that rank or embed tell the total alone, which then is what they were given to read."""
+        prompt, total = self.prompt_tokens, self.total_tokens
+        if prompt is msgspec.UNSET:
+            known = type(total) is int and self.completion_tokens <= total <= TOKENS_LIMIT
+            prompt = total - self.completion_tokens if known else 0
+        return Usage(prompt, self.completion_tokens)
+
+
 class _WithUsage(msgspec.Struct):
     usage: msgspec.Raw = msgspec.Raw(b"")
     choices: msgspec.Raw = msgspec.Raw(b"")
 
 
 class _Reply(msgspec.Struct):
-    usage: Usage | None = None
+    usage: _ToldUsage | None = None
 
 
 class _WithError(msgspec.Struct):
@@ -51,7 +66,7 @@ class _WithError(msgspec.Struct):
 _decode_with_error = msgspec.json.Decoder(_WithError).decode
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 _decode_with_usage = msgspec.json.Decoder(_WithUsage).decode
-_decode_usage = msgspec.json.Decoder(Usage).decode
+_decode_usage = msgspec.json.Decoder(_ToldUsage).decode
 
 
 def error_body(refusal: Refusal) -> bytes:
@@ -145,7 +160,7 @@ def read_usage(document: bytes) -> tuple[Usage | None, bool]:
     if not raw.startswith(b"{"):
         return None, False
     try:
-        return _decode_usage(raw), lone
+        return _decode_usage(raw).read(), lone
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None, lone
 
@@ -153,13 +168,14 @@ def read_usage(document: bytes) -> tuple[Usage | None, bool]:
 def read_reply_usage(document: bytes) -> Usage | None:
     """The usage of a whole reply; odd usage is no usage."""
     try:
-        return _decode_reply(document).usage
+        told = _decode_reply(document).usage
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
+    return told.read() if told is not None else None
 
 
 def list_models(models: list[Model], created: int) -> bytes:
-    """The body of GET /v1/models: every name and alias that can be asked for."""
+    """The body of GET /v1/models: every name, alias and adapter that can be asked for."""
     return _encode({"object": "list", "data": [row for model in models for row in _rows(model, created)]})
 
 
@@ -169,7 +185,7 @@ def show_model(model: Model, name: str, created: int) -> bytes:
 
 
 def _rows(model: Model, created: int) -> list[dict[str, Any]]:
-    return [_row(model, name, created) for name in (model.name, *model.aliases)]
+    return [_row(model, name, created) for name in model.names()]
 
 
 def _row(model: Model, name: str, created: int) -> dict[str, Any]:
@@ -179,6 +195,9 @@ def _row(model: Model, name: str, created: int) -> dict[str, Any]:
         row["max_model_len"] = row["context_length"] = model.context_length
     if name == model.name and model.aliases:
         row["aliases"] = list(model.aliases)
-    if name != model.name:
+    if model.find_lora(name) is not None:
+        # as servers of adapters have it
+        row["parent"] = model.name
+    elif name != model.name:
         row["root"] = model.name
     return row

@@ -6,6 +6,7 @@ A body that is decoded and encoded again loses key order (which changes prompts 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 import msgspec
 
@@ -22,6 +23,9 @@ _FIELD = re.compile(r" - at `\$\.([^`\[]+)")
 _TO_ASCII = bytes(range(128)) + b"?" * 128
 
 MAX_KEYS = 1000
+
+# Top-level keys of a body, and their values as JSON.
+Fields = tuple[tuple[str, bytes], ...]
 
 
 class _StreamOptions(msgspec.Struct):
@@ -47,8 +51,11 @@ class Asked(msgspec.Struct, frozen=True):
     names_stream_options: bool
 
 
-def read_body(body: bytes, *, chat: bool) -> Asked | Refusal:
-    """Check that ``body`` is a JSON object that names a model, and say what it asks for."""
+def read_body(body: bytes, *, chat: bool, streams: bool = True) -> Asked | Refusal:
+    """Check that ``body`` is a JSON object that names a model, and say what it asks for.
+
+    ``streams``: whether there is a stream to be asked for; where there is none that wish means nothing.
+    """
     try:
         found = _decode(body)
     except msgspec.ValidationError as error:
@@ -63,8 +70,9 @@ def read_body(body: bytes, *, chat: bool) -> Asked | Refusal:
     if chat and _ONE_AT_LEAST.match(found.messages) is None:
         return _bad("The request has no messages: 'messages' must be a list that holds at least one.", "messages")
     options = found.stream_options
-    wants_usage = bool(found.stream and options and options.include_usage)
-    return Asked(found.model, bool(found.stream), wants_usage, options is not msgspec.UNSET)
+    stream = bool(found.stream) and streams
+    wants_usage = bool(stream and options and options.include_usage)
+    return Asked(found.model, stream, wants_usage, options is not msgspec.UNSET)
 
 
 def _bad(message: str, param: str | None = None) -> Refusal:
@@ -91,10 +99,26 @@ def ask_for_usage(body: bytes, *, names_stream_options: bool) -> bytes:
     return b"%btrue%b" % (body[: inner[0]], body[inner[1] :])
 
 
-def rename_model(body: bytes, name: str) -> bytes:
-    """The same body with ``model`` replaced."""
-    start, end = _spans(body, 0)["model"]
-    return b"%b%b%b" % (body[:start], msgspec.json.encode(name), body[end:])
+def encode_fields(fields: Mapping[str, object]) -> Fields:
+    """These as they are written into a body. TypeError or ValueError for what is no JSON."""
+    return tuple((key, msgspec.json.encode(value)) for key, value in fields.items())
+
+
+def set_fields(body: bytes, fields: Fields) -> bytes:
+    """The same body with these values at its own keys: in the place of those that it has, the others first.
+
+    No key may come twice.
+    """
+    spans = _spans(body, 0)
+    there = sorted((*spans[key], value) for key, value in fields if key in spans)
+    pieces: list[bytes] = []
+    at = 0
+    for start, end, value in there:
+        pieces += (body[at:start], value)
+        at = end
+    edited = b"".join((*pieces, body[at:]))
+    new = [b"%b:%b" % (msgspec.json.encode(key), value) for key, value in fields if key not in spans]
+    return _insert(edited, 0, b",".join(new)) if new else edited
 
 
 def _insert(body: bytes, start: int, field: bytes, end: int | None = None) -> bytes:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Collection, Generator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import unquote
 
@@ -20,7 +20,7 @@ from llmgw.core.identity import Caller
 from llmgw.core.model import Model
 from llmgw.dialects import openai
 from llmgw.dialects.refusal import Refusal
-from llmgw.door.body import Asked, TooManyKeys, ask_for_usage, read_body, rename_model
+from llmgw.door.body import Asked, Fields, TooManyKeys, ask_for_usage, encode_fields, read_body, set_fields
 from llmgw.door.http1 import RequestHead, ResponseHead
 from llmgw.door.origin import Origins
 from llmgw.door.relay import EchoAlias, Filter, StripUsage, usage_in_events, usage_in_reply
@@ -43,10 +43,12 @@ from llmgw.door.steps import (
 )
 
 CHAT = "/v1/chat/completions"
-INFERENCE = frozenset({CHAT, "/v1/completions", "/v1/embeddings"})
+STREAMS = frozenset({CHAT, "/v1/completions"})
+INFERENCE = STREAMS | {"/v1/embeddings", "/v1/rerank"}
 MODELS = "/v1/models"
 HEALTH = "/health"
 UNREACHABLE = "model_unreachable"
+NO_ADAPTER = "adapter_not_served"
 # A larger body is decoded, or edited, in a thread: 10 ms of one turn is all that everybody else can spare.
 INLINE_BODY_BYTES = 1024 * 1024
 INLINE_EDIT_BYTES = 64 * 1024
@@ -78,13 +80,25 @@ Steps = Generator[Step, Any, None]
 
 
 @dataclass(frozen=True, slots=True)
+class Wording:
+    """How a request for one name is put to an engine: what its body must have, and the names, other than the one that
+    was asked for, that the engine may answer under."""
+
+    fields: Fields = ()
+    served: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Route:
-    """A ready replica that was chosen, and what has to be known to speak to it."""
+    """A ready replica that was chosen, and what has to be known to speak to it: ``loras`` by its adapters' names, and
+    ``base`` what a body must have that names the model itself."""
 
     replica: str
     address: Destination
     served_name: str
     usage_in_streams: bool = True
+    loras: Mapping[str, Wording] = field(default_factory=dict, hash=False)
+    base: Fields = ()
 
 
 class Gateway(Protocol):
@@ -213,10 +227,11 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         # the request holds it, and lets go of it when an engine has answered; this frame lasts as long as a stream
         del read
     asked: Asked | Refusal
+    chat, streams = request.path == CHAT, request.path in STREAMS
     if len(request.body) <= INLINE_BODY_BYTES:
-        asked = read_body(request.body, chat=request.path == CHAT)
+        asked = read_body(request.body, chat=chat, streams=streams)
     else:
-        asked = yield Park(_in_thread, (functools.partial(read_body, request.body, chat=request.path == CHAT),))
+        asked = yield Park(_in_thread, (functools.partial(read_body, request.body, chat=chat, streams=streams),))
     if isinstance(asked, Refusal):
         yield Refuse(asked)
         return
@@ -225,23 +240,26 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         yield Refuse(_unknown_model(asked.model))
         return
     request.model = model.name
-    call = _Call(request, timeouts, asked)
+    adapter = asked.model != model.name and model.find_lora(asked.model) is not None
+    call = _Call(request, timeouts, asked, adapter)
     tried: tuple[str, ...] = ()
     while True:
         route = gateway.choose(model, tried)
         if route is None and refusal is None and (yield Park(gateway.wait_ready, (model,))):
             continue
         if route is None:
-            if refusal is not None and refusal.code != UNREACHABLE:
+            if refusal is not None and refusal.code not in (UNREACHABLE, NO_ADAPTER):
                 request.outcome = Outcome.ENGINE_FAILED
             yield Refuse(refusal or gateway.absent(model))
             return
         try:
-            refusal = yield from _ask(call, route)
+            failed = yield from _ask(call, route)
         finally:
             gateway.release(route)
-        if refusal is None:
+        if failed is None:
             return
+        # one that could not even be asked says nothing about one that was
+        refusal = failed if refusal is None or failed.code != NO_ADAPTER else refusal
         # another one, as long as no byte of an engine went out
         tried = (*tried, route.replica)
 
@@ -273,21 +291,44 @@ def _unreadable(head: RequestHead) -> Refusal | None:
 
 
 class _Call(msgspec.Struct, frozen=True):
-    """What is wanted of an engine: for whom, within what times, and what the body says."""
+    """What is wanted of an engine: for whom, within what times, what the body says, and whether it names an adapter."""
 
     request: Request
     timeouts: Timeouts
     asked: Asked
+    adapter: bool
+
+    def word(self, route: Route) -> Wording | None:
+        """How it is put to this replica; None where that has no way to be asked for the adapter."""
+        name = self.asked.model
+        if self.adapter:
+            return route.loras.get(name)
+        if name == route.served_name and not route.base:
+            return VERBATIM
+        return _word_base(name, route.served_name, route.base)
+
+
+VERBATIM = Wording()
+
+
+@functools.lru_cache(maxsize=1024)
+def _word_base(name: str, served_name: str, base: Fields) -> Wording:
+    if name == served_name:
+        return Wording(base)
+    return Wording((*encode_fields({"model": served_name}), *base), (served_name,))
 
 
 def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
     """Ask one replica. None when the client has its answer; a Refusal when another replica may still be asked."""
     request, asked = call.request, call.asked
+    wording = call.word(route)
+    if wording is None:
+        return _no_adapter(request, asked)
     request.replica = route.replica
     if len(request.body or b"") <= INLINE_EDIT_BYTES:
-        step: Step = _forward(route, call)
+        step: Step = _forward(route, call, wording)
     else:
-        step = yield Park(_in_thread, (functools.partial(_forward, route, call),))
+        step = yield Park(_in_thread, (functools.partial(_forward, route, call, wording),))
     answer: ResponseHead | Failure | object = yield step
     if isinstance(step, Refuse):
         return None
@@ -313,8 +354,8 @@ def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
         )
         return None
     filters: tuple[Filter, ...] = (StripUsage(),) if events and _is_asked_for_usage(route, asked) else ()
-    if asked.model != route.served_name:
-        filters += (EchoAlias(route.served_name, asked.model, whole=not events),)
+    if wording.served:
+        filters += (EchoAlias(wording.served, asked.model, whole=not events),)
     if answer.body is not None and not events:
         out = answer.body
         for each in filters:
@@ -332,20 +373,29 @@ def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
     return None
 
 
+def _no_adapter(request: Request, asked: Asked) -> Refusal:
+    """Better said than answered by the base model, which would look as if the adapter had been used."""
+    message = (
+        f"The adapter {asked.model!r} of the model {request.model} can't be asked for: its engine has no way to choose "
+        f"an adapter for one request. Ask for {request.model}."
+    )
+    return Refusal(status=400, code=NO_ADAPTER, message=message, param="model")
+
+
 def _is_asked_for_usage(route: Route, asked: Asked) -> bool:
     """llmgw asks on its own account, and takes the answer out again."""
     return asked.stream and not asked.wants_usage and route.usage_in_streams
 
 
-def _forward(route: Route, call: _Call) -> Forward | Refuse:
+def _forward(route: Route, call: _Call, wording: Wording) -> Forward | Refuse:
     """The request as the engine gets it."""
     request, asked, timeouts = call.request, call.asked, call.timeouts
     body = request.body or b""
     try:
         if _is_asked_for_usage(route, asked):
             body = ask_for_usage(body, names_stream_options=asked.names_stream_options)
-        if asked.model != route.served_name:
-            body = rename_model(body, route.served_name)
+        if wording.fields:
+            body = set_fields(body, wording.fields)
     except TooManyKeys as error:
         return Refuse(Refusal(status=400, code="invalid_request", message=str(error)))
     request_bytes = _request_bytes(request, route.address, body)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterable
 from typing import Protocol
 
 from llmgw.core.sse import data_of, events, last_boundary
@@ -57,13 +58,14 @@ class StripUsage:
 
 
 class EchoAlias:
-    """Gives the name that the client asked for back to it, instead of the one that the engine serves under."""
+    """Gives the name that the client asked for back to it, instead of one that the engine serves under."""
 
     __slots__ = ("_carry", "_held", "_pattern", "_put", "_whole")
 
-    def __init__(self, served: str, asked: str, *, whole: bool) -> None:
-        """``whole``: a reply that is no stream, so that its pieces may cut the name in two."""
-        forms = {json.dumps(served).encode(), json.dumps(served, ensure_ascii=False).encode()}
+    def __init__(self, served: Iterable[str], asked: str, *, whole: bool) -> None:
+        """``served``: the names that the engine may use. ``whole``: a reply that is no stream, so that its pieces may
+        cut a name in two."""
+        forms = {json.dumps(name, ensure_ascii=escaped).encode() for name in served for escaped in (True, False)}
         names = b"|".join(re.escape(form) for form in sorted(forms))
         self._pattern = re.compile(rb'("model"\s{0,4}:\s{0,4})(?:' + names + rb")")
         self._put = rb"\g<1>" + json.dumps(asked).encode().replace(b"\\", b"\\\\")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 
 import trio
@@ -15,13 +16,16 @@ from llmgw.core.replica import Endpoint, Replica, ReplicaId, ShardAddress
 from llmgw.core.routing import choose
 from llmgw.counters import Counters
 from llmgw.dialects.refusal import Refusal
-from llmgw.door.exchange import Route
+from llmgw.door.body import Fields, encode_fields
+from llmgw.door.exchange import Route, Wording
 from llmgw.door.request import Outcome, Request
 from llmgw.door.steps import Destination
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import RequestRules
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
+
+log = logging.getLogger(__name__)
 
 # What a request waits for a model that is ready on a node which can't be reached.
 UNREACHABLE_SECONDS = 5.0
@@ -39,6 +43,39 @@ def locate_by_trunk(replica: Replica) -> Destination:
     """An engine behind its node's trunk. Whatever address its node says, it is never dialled from here."""
     shard = replica.shard
     return ShardAddress(node=shard.node, shard=shard.id, epoch=shard.epoch)
+
+
+def _word_loras(engine: str, rules: RequestRules, served_name: str) -> dict[str, Wording]:
+    """How each adapter is asked for. One whose fields can't be sent is left out, and so refused by its name."""
+    found = {}
+    for name, fields in rules.loras.items():
+        try:
+            found[name] = _word_lora(name, fields, served_name)
+        except (TypeError, ValueError) as error:
+            log.error(
+                "the adapter %s can't be asked for: what the plugin of %s sets can't be sent: %s", name, engine, error
+            )
+    return found
+
+
+def _word_base(engine: str, rules: RequestRules) -> Fields:
+    """What a body must have that names the model itself. Its name is its own."""
+    try:
+        return encode_fields({key: value for key, value in rules.base.items() if key != "model"})
+    except (TypeError, ValueError) as error:
+        log.error("requests are passed on as they come: what the plugin of %s sets can't be sent: %s", engine, error)
+        return ()
+
+
+def _word_lora(name: str, fields: Mapping[str, object], served_name: str) -> Wording:
+    told = {"model": served_name, **fields}
+    model = told["model"]
+    if not isinstance(model, str):
+        raise TypeError(f"its model is {model!r}")
+    if model == name:
+        # An engine that knows the adapter by its own name gets that as it came.
+        del told["model"]
+    return Wording(encode_fields(told), tuple(sorted({served_name, model} - {name})))
 
 
 class FleetGateway:
@@ -107,18 +144,22 @@ class FleetGateway:
         known = self._routes.get(name)
         if known is not None and known[0] is replica.endpoint:
             return known[1]
-        route = self._make_route(model, replica, replica.endpoint)
+        route = self._make_route(replica, replica.endpoint)
         self._routes[replica.id] = (replica.endpoint, route)
         return route
 
-    def _make_route(self, model: Model, replica: Replica, endpoint: Endpoint) -> Route:
-        engine = self._engines.get(replica.shard.profile.engine)
-        rules = engine.build_request(replica.shard.profile) if engine is not None else RequestRules()
+    def _make_route(self, replica: Replica, endpoint: Endpoint) -> Route:
+        # The model as its engine was started with it: by now the catalog may name adapters that this one lacks.
+        shard = replica.shard
+        engine = self._engines.get(shard.profile.engine)
+        rules = engine.build_request(shard.model, shard.profile) if engine is not None else RequestRules()
         return Route(
             replica=replica.id,
             address=self._locate(replica),
             served_name=endpoint.served_name,
             usage_in_streams=rules.usage_in_streams,
+            loras=_word_loras(shard.profile.engine, rules, endpoint.served_name),
+            base=_word_base(shard.profile.engine, rules),
         )
 
     def release(self, route: Route) -> None:

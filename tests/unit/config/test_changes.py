@@ -6,7 +6,7 @@ from pathlib import Path
 from llmgw.config.changes import WHILE_RUNNING, changed, take_changes
 from llmgw.config.node import Limits, Timeouts
 from llmgw.config.server import AgentTls, Auth, FleetConfig, Listen, ServerConfig
-from llmgw.core.model import Model, ModelName
+from llmgw.core.model import Model, ModelName, Profile
 
 OLD = ServerConfig(agent_tls=AgentTls(ca=Path("/ca"), cert=Path("/cert"), key=Path("/key")))
 NEW = ServerConfig(
@@ -40,6 +40,15 @@ def test_what_can_change_is_told_from_what_needs_a_restart() -> None:
         "auth.enabled",
         "auth.store",
     )
+
+
+def test_another_environment_is_a_change_whose_values_are_not_told() -> None:
+    def with_token(token: str) -> ServerConfig:
+        profile = Profile(name="p", engine="e", env={"HF_TOKEN": token})
+        return replace(OLD, models=(Model(name=ModelName("m"), source="/m", profiles=(profile,)),))
+
+    assert changed(with_token("a"), with_token("b")) == (("models",), ())
+    assert changed(with_token("a"), with_token("a")) == ((), ())
 
 
 def test_a_running_server_takes_what_can_change_and_keeps_naming_the_rest() -> None:

@@ -2,10 +2,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from llmgw.config.definition import find_rejections, load_definitions, parse_definitions, wrong_name
-from llmgw.core.model import Model, Profile, Scaling
+from llmgw.core.model import Lora, Model, ModelName, Profile, Scaling, Task
 from llmgw.errors import ConfigError, Problem
 
 ENGINES = {"llamacpp", "vllm"}
@@ -86,13 +87,14 @@ def test_a_file_may_hold_several_models(tmp_path: Path) -> None:
 def test_keys_without_effect_are_named_once(tmp_path: Path) -> None:
     text = (
         "name: m\nsource: /m.gguf\nover_limit: clamp\nscaling: {min: 0, max: 1, idle_timeout: 15m}\nprofiles:\n"
-        "- {name: a, engine: vllm, weight: 2, gpu_class: h100-80g, tp: 2}\n- {name: b, engine: vllm, tp: 4}\n"
+        "- {name: a, engine: vllm, weight: 2, gpu_class: h100-80g, tp: 2}\n- {name: b, engine: vllm, tp: 4, pp: 2}\n"
     )
     (definition,) = load_definitions(written(tmp_path, text), ENGINES)
     assert definition.not_in_effect == (
         "profiles.weight",
         "profiles.gpu_class",
         "profiles.tp",
+        "profiles.pp",
         "over_limit",
         "scaling.idle_timeout",
     )
@@ -140,10 +142,28 @@ def test_everything_that_is_missing_is_named(tmp_path: Path) -> None:
         ("scaling: {max: 1, idle_timeout: 0}", "/m.yaml:4:19 scaling.idle_timeout: must be more than 0"),
         ("context_length: 0", "/m.yaml:4:1 context_length: must be from 1 to 100000000, not 0"),
         ("{context_length: 8, max_output: 9}", ""),
-        ("aliases: [m]", "/m.yaml:4:1 aliases: 'm' is taken already by the name or alias at /m.yaml:1:1"),
-        ("aliases: [a, a]", "/m.yaml:4:1 aliases: 'a' is taken already by the name or alias at /m.yaml:4:1"),
+        ("aliases: [m]", "/m.yaml:4:1 aliases: 'm' is taken already by the name, alias or adapter at /m.yaml:1:1"),
+        ("aliases: [a, a]", "/m.yaml:4:1 aliases: 'a' is taken already by the name, alias or adapter at /m.yaml:4:1"),
         ("aliases: ['a b']", "/m.yaml:4:1 aliases: 'a b' may hold letters"),
         ("models: []", "/m.yaml:4:1 models: has no model in it"),
+        ("task: translate", "/m.yaml:4:1 task: 'translate' is not one of chat, embed, rerank"),
+        ("tsak: chat", "/m.yaml:4:1 tsak: unknown key (task?)"),
+        ("mmproj:", "/m.yaml:4:1 mmproj: has no value"),
+        ("mmproj: [x]", "/m.yaml:4:1 mmproj: must be a single value, not a list"),
+        ("loras: sql", "/m.yaml:4:1 loras: must be a list, not a single value"),
+        ("loras: [sql]", "/m.yaml:4:9 loras[0]: must be a mapping (key: value), not a single value"),
+        ("loras: [{name: sql}]", "/m.yaml:4:9 loras[0].source: is missing"),
+        ("loras: [{source: /s}]", "/m.yaml:4:9 loras[0].name: is missing"),
+        ("loras: [{name: a b, source: /s}]", "/m.yaml:4:10 loras[0].name: 'a b' may hold letters"),
+        ("loras: [{name: s, source: /s, scale: 2}]", "/m.yaml:4:31 loras[0].scale: unknown key"),
+        (
+            "loras: [{name: m, source: /s}]",
+            "/m.yaml:4:10 loras[0].name: 'm' is taken already by the name, alias or adapter at /m.yaml:1:1",
+        ),
+        (
+            "loras: [{name: s, source: /s}, {name: s, source: /t}]",
+            "/m.yaml:4:33 loras[1].name: 's' is taken already by the name, alias or adapter at /m.yaml:4:10",
+        ),
     ],
 )
 def test_a_wrong_line_is_placed_and_explained(tmp_path: Path, line: str, said: str) -> None:
@@ -172,12 +192,96 @@ def test_a_model_without_a_profile_is_refused(tmp_path: Path) -> None:
         ("{name: cpu, engine: vllm, args: --x}", "args: must be a list, not a single value"),
         ("{name: cpu, engine: vllm, args: [true]}", "args[0]: must be text, not 'true'"),
         ("{name: cpu, engine: vllm, argz: []}", "argz: unknown key (args?)"),
+        ("{name: cpu, engine: vllm, pp: 0}", "pp: must be from 1 to 1024, not 0"),
+        ("{name: cpu, engine: vllm, tool_parser: true}", "tool_parser: must be text, not 'true'"),
+        ("{name: cpu, engine: vllm, reasoning_parser: ''}", "reasoning_parser: must not be empty"),
+        ("{name: cpu, engine: vllm, evn: {}}", "evn: unknown key (env?)"),
+        ("{name: cpu, engine: vllm, env: [A=s3cret]}", "env: must be a mapping (key: value), not a list"),
+        ("{name: cpu, engine: vllm, env: A=s3cret}", "env: must be a mapping (key: value), not a single value"),
+        ("{name: cpu, engine: vllm, env: {A=s3cret: 1}}", "env.A: is one word with a = in it: write NAME: value"),
+        ("{name: cpu, engine: vllm, env: {A=s3cret}}", "env.A: is one word with a = in it: write NAME: value"),
+        ("{name: cpu, engine: vllm, env: {A: }}", 'env.A: has no value; write "" for an empty one'),
+        ("{name: cpu, engine: vllm, env: {A: [s3cret]}}", "env.A: must be a single value, not a list"),
+        ("{name: cpu, engine: vllm, env: {A: {B: s3cret}}}", "env.A: must be a single value, not a mapping"),
+        ("{name: cpu, engine: vllm, env: {1A: s3cret}}", "env.1A: may hold letters, digits and _ only"),
+        ("{name: cpu, engine: vllm, env: {A-B: s3cret}}", "env.A-B: may hold letters, digits and _ only"),
+        ("{name: cpu, engine: vllm, env: {'': s3cret}}", "env.: may hold letters, digits and _ only"),
+        ("{name: cpu, engine: vllm, env: {LLMGW_AUTH: s3cret}}", "env.LLMGW_AUTH: is llmgw's own"),
+        ('{name: cpu, engine: vllm, env: {A: "s3cret\\0"}}', "env.A: holds a NUL character: take it out"),
+        ('{name: cpu, engine: vllm, env: {A: "s3cret\\uD83D"}}', "env.A: holds half a character"),
+        ('{name: cpu, engine: vllm, args: ["\\0"]}', "args[0]: holds a NUL character: take it out"),
+        ("{name: cpu, engine: vllm, env: {A: " + "ü" * 65536 + "}}", "env.A: is longer than 128 KiB"),
+        ("{name: cpu, engine: vllm, env: {A: s3cret, A: s3cret}}", "env.A: written twice (first on line 4)"),
     ],
 )
 def test_a_wrong_profile_is_placed_and_explained(tmp_path: Path, profile: str, said: str) -> None:
     (found,) = problems(tmp_path, f"name: m\nsource: /m.gguf\nprofiles:\n- {profile}\n")
     assert found.startswith("/m.yaml:4:")
     assert f"profiles[0].{said}" in found
+    # what somebody may have put into a variable stays there
+    assert "s3cret" not in found
+
+
+FULL = """\
+name: m
+source: ./m.gguf
+task: rerank
+mmproj: ../eyes.gguf
+loras:
+- {name: org/sql, source: ~/sql.gguf}
+- name: poem
+  source: org/poem
+profiles:
+- name: gpu
+  engine: vllm
+  tp: 2
+  pp: 3
+  tool_parser: hermes
+  reasoning_parser: r1
+  env: {VLLM_USE_V1: 1, B: 010, C: true, D: no, E: 1.50, F: "", G: 2026-01-02, _h: "x=y $Z", I: 'two words'}
+"""
+
+
+def test_all_that_engines_are_told_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    (definition,) = load_definitions(written(tmp_path, FULL), ENGINES)
+    # numbers and truths of the environment are the words that were written
+    environment = {
+        "VLLM_USE_V1": "1",
+        "B": "010",
+        "C": "true",
+        "D": "no",
+        "E": "1.50",
+        "F": "",
+        "G": "2026-01-02",
+        "_h": "x=y $Z",
+        "I": "two words",
+    }
+    assert definition.model == Model(
+        name=ModelName("m"),
+        source=f"{tmp_path}/m.gguf",
+        task=Task.RERANK,
+        mmproj=f"{tmp_path.parent}/eyes.gguf",
+        loras=(
+            Lora(name=ModelName("org/sql"), source="/home/me/sql.gguf"),
+            Lora(name=ModelName("poem"), source="org/poem"),
+        ),
+        profiles=(
+            Profile(
+                name="gpu", engine="vllm", tp=2, pp=3, tool_parser="hermes", reasoning_parser="r1", env=environment
+            ),
+        ),
+    )
+    assert definition.not_in_effect == ("profiles.tp", "profiles.pp")
+    assert list(definition.claims()) == [("name", "m"), ("loras[0].name", "org/sql"), ("loras[1].name", "poem")]
+    assert [key for key, _ in definition.sources()] == ["source", "mmproj", "loras[0].source", "loras[1].source"]
+    assert {key for key, _ in (*definition.claims(), *definition.sources())} <= definition.places.keys()
+
+
+def test_what_was_read_is_stored_and_shown_as_it_is(tmp_path: Path) -> None:
+    (definition,) = load_definitions(written(tmp_path, FULL), ENGINES)
+    model = definition.model
+    assert msgspec.json.decode(msgspec.json.encode(model), type=Model) == model
 
 
 def test_two_profiles_of_one_name_are_refused(tmp_path: Path) -> None:
@@ -190,7 +294,7 @@ def test_two_profiles_of_one_name_are_refused(tmp_path: Path) -> None:
 def test_two_models_can_not_share_a_name(tmp_path: Path) -> None:
     model = "{name: m, source: /m.gguf, profiles: [{name: cpu, engine: llamacpp}]}"
     assert problems(tmp_path, f"models:\n- {model}\n- {model}\n") == [
-        "/m.yaml:3:4 models[1].name: 'm' is taken already by the name or alias at /m.yaml:2:4"
+        "/m.yaml:3:4 models[1].name: 'm' is taken already by the name, alias or adapter at /m.yaml:2:4"
     ]
 
 
@@ -215,14 +319,42 @@ def test_names_that_a_url_would_trip_over_are_refused(name: str) -> None:
         ("args", "m: profiles[1].args", "m.yaml:6:"),
         ("source", "m: source", "m.yaml:2:"),
         ("weight", "m: profiles[1]", "m.yaml:6:"),
+        ("tp", "m: profiles[1].tp", "m.yaml:7:"),
+        ("pp", "m: profiles[1].pp", "m.yaml:7:"),
+        ("tool_parser", "m: profiles[1].tool_parser", "m.yaml:8:"),
+        ("reasoning_parser", "m: profiles[1]", "m.yaml:6:"),
+        ("env", "m: profiles[1].env", "m.yaml:9:"),
+        ("env.A", "m: profiles[1].env.A", "m.yaml:10:"),
+        ("env.B", "m: profiles[1].env", "m.yaml:9:"),
+        ("task", "m: task", "m.yaml:11:"),
+        ("mmproj", "m: mmproj", "m.yaml:12:"),
+        ("loras", "m: loras", "m.yaml:13:"),
+        ("loras[1]", "m: loras[1]", "m.yaml:15:"),
+        ("loras[1].source", "m: loras[1].source", "m.yaml:15:"),
+        ("loras[2].source", "m: loras", "m.yaml:13:"),
     ],
 )
 def test_what_an_engine_finds_wrong_is_placed_in_the_file(tmp_path: Path, key: str, path: str, line: str) -> None:
-    text = "name: m\nsource: /m\nprofiles:\n- name: a\n  engine: vllm\n- {name: b, engine: vllm, args: [x]}\n"
+    text = (
+        "name: m\nsource: /m\nprofiles:\n- name: a\n  engine: vllm\n- {name: b, engine: vllm, args: [x],\n"
+        "   tp: 2, pp: 2,\n   tool_parser: t,\n   env:\n    {A: 1}}\n"
+        "task: embed\nmmproj: /e\nloras:\n- {name: s, source: /s}\n- {name: t, source: /t}\n"
+    )
     (definition,) = load_definitions(written(tmp_path, text), ENGINES)
     problem = definition.locate(1, Problem(key=key, message="is wrong"))
     assert problem.key == path
     assert line in problem.where
+
+
+@pytest.mark.parametrize("source", ["./m.gguf", "../m.gguf", "~/m.gguf"])
+def test_no_path_of_this_machine_means_anything_to_others(source: str) -> None:
+    text = f"{SMALL}mmproj: {source}\nloras: [{{name: s, source: {source}}}]\n"
+    with pytest.raises(ConfigError) as caught:
+        parse_definitions(text, "m.yaml", ENGINES)
+    assert [f"{problem.where} {problem.key}" for problem in caught.value.problems] == [
+        "m.yaml:4:1 mmproj",
+        "m.yaml:5:19 loras[0].source",
+    ]
 
 
 @pytest.mark.parametrize("source", ["./m.gguf", "../m.gguf", "~/m.gguf"])

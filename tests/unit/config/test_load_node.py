@@ -9,11 +9,11 @@ import pytest
 from llmgw.config.definition import load_definitions
 from llmgw.config.load_node import find_node_file, load_node
 from llmgw.config.node import EngineConfig, Limits, NodeConfig, Timeouts
-from llmgw.core.model import Model, Profile, Scaling
+from llmgw.core.model import Lora, Model, Profile, Scaling
 from llmgw.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
-ENGINES = {"llamacpp"}
+ENGINES = {"llamacpp", "vllm"}
 NOWHERE = Path("/nowhere/node.yaml")
 SHAPES: dict[str, type] = {
     "": NodeConfig,
@@ -21,6 +21,7 @@ SHAPES: dict[str, type] = {
     "limits": Limits,
     "engines.<name>": EngineConfig,
     "models": Model,
+    "models.loras": Lora,
     "models.scaling": Scaling,
     "models.profiles": Profile,
 }
@@ -49,7 +50,7 @@ def keys_of_the_trees() -> set[str]:
         for field in fields(shape):
             key = field.name.removesuffix("_seconds")
             path = f"{prefix}.{key}" if prefix else key
-            if path not in {"timeouts", "limits", "engines", "models", "models.scaling", "models.profiles"}:
+            if path not in {"timeouts", "limits", "engines"} | SHAPES.keys():
                 found.add(path)
     return found
 

@@ -24,7 +24,7 @@ class Toy:
         return [Problem(key="args", message="--bad is not a flag")] if "--bad" in profile.args else []
 
 
-ENGINES = {"toy": Toy(), "llamacpp": Toy()}
+ENGINES = {"toy": Toy(), "llamacpp": Toy(), "vllm": Toy()}
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import pytest
 
 from llmgw.config.node import Limits, Timeouts
 from llmgw.core.identity import ANYONE, Caller
-from llmgw.core.model import Model, ModelName
+from llmgw.core.model import Lora, Model, ModelName
 from llmgw.dialects.refusal import Refusal
 from llmgw.door.client import Client
 from llmgw.door.exchange import Route
@@ -23,7 +23,12 @@ from llmgw.door.upstream import Pool, Upstream
 from llmgw.reactor.loop import Reactor
 from llmgw.reactor.transports import Address, Memory, memory_pair
 
-MODEL = Model(name=ModelName("tiny"), source="tiny.gguf", aliases=("gpt",))
+MODEL = Model(
+    name=ModelName("tiny"),
+    source="tiny.gguf",
+    aliases=("gpt",),
+    loras=(Lora(name=ModelName("sql"), source="sql.gguf"),),
+)
 
 
 @dataclass
@@ -44,7 +49,7 @@ class FakeGateway:
         return ANYONE
 
     def resolve(self, name: str) -> Model | None:
-        return MODEL if name in (MODEL.name, *MODEL.aliases) else None
+        return MODEL if name in MODEL.names() else None
 
     def models(self) -> list[Model]:
         return [MODEL]

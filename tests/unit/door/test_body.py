@@ -11,7 +11,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmgw.dialects.refusal import Refusal
-from llmgw.door.body import MAX_KEYS, Asked, TooManyKeys, ask_for_usage, read_body, rename_model
+from llmgw.door.body import MAX_KEYS, Asked, TooManyKeys, ask_for_usage, encode_fields, read_body, set_fields
 
 text = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 values = st.recursive(
@@ -28,6 +28,10 @@ objects = st.dictionaries(text | st.sampled_from(["messages", "n", "models", "st
 
 def written(value: object, *, indent: int | None, ascii_only: bool) -> bytes:
     return json.dumps(value, indent=indent, ensure_ascii=ascii_only).encode()
+
+
+def rename_model(body: bytes, name: str) -> bytes:
+    return set_fields(body, encode_fields({"model": name}))
 
 
 def asked(body: bytes, *, chat: bool = False) -> Asked:
@@ -56,6 +60,50 @@ def test_renaming_changes_the_models_name_and_no_other_byte(
     start, end = body.split(b'"mine"')
     assert edited.startswith(start)
     assert edited.endswith(end)
+
+
+@given(
+    objects,
+    st.dictionaries(text | st.sampled_from(["messages", "n", "models"]), values, min_size=1, max_size=4),
+    st.sampled_from([None, 0, 2]),
+    st.booleans(),
+)
+def test_setting_fields_replaces_those_that_are_there_and_adds_the_others(
+    fields: dict[str, object], wanted: dict[str, object], indent: int | None, ascii_only: bool
+) -> None:
+    body = written(fields, indent=indent, ascii_only=ascii_only)
+    edited = set_fields(
+        body, tuple((key, written(value, indent=None, ascii_only=True)) for key, value in wanted.items())
+    )
+    assert json.loads(edited) == {**fields, **wanted}
+    # what was there keeps its order, and what is new comes first
+    assert list(json.loads(edited)) == [*(key for key in wanted if key not in fields), *fields]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b'{"model":"a"}', b'{"lora":[{"id":0,"scale":1.0}],"model":"b"}'),
+        (b'{ "lora" : null , "model" : "a" }', b'{ "lora" : [{"id":0,"scale":1.0}] , "model" : "b" }'),
+        (b'{"model":"a","x":{"lora":1},"lora":[]}', b'{"model":"b","x":{"lora":1},"lora":[{"id":0,"scale":1.0}]}'),
+        (
+            b'{"n":123456789012345678901234567890,"model":"a","lora":2,"lora":3}',
+            b'{"n":123456789012345678901234567890,"model":"b","lora":2,"lora":[{"id":0,"scale":1.0}]}',
+        ),
+    ],
+)
+def test_an_adapter_is_chosen_by_its_fields_and_no_other_byte_changes(body: bytes, expected: bytes) -> None:
+    assert set_fields(body, encode_fields({"model": "b", "lora": [{"id": 0, "scale": 1.0}]})) == expected
+
+
+def test_nothing_to_set_changes_nothing() -> None:
+    assert set_fields(b' {"model": 1}', ()) == b' {"model": 1}'
+
+
+@pytest.mark.parametrize("value", [object(), "\ud800", {1j: 2}])
+def test_what_is_no_json_can_not_be_set(value: object) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        encode_fields({"model": value})
 
 
 @given(objects, st.sampled_from([None, 1]), st.booleans())
@@ -215,6 +263,12 @@ def test_null_and_absent_are_the_same() -> None:
 
 def test_usage_is_wanted_of_streams_only() -> None:
     assert not asked(b'{"model":"a","stream_options":{"include_usage":true}}').wants_usage
+
+
+def test_where_nothing_streams_the_wish_for_a_stream_means_nothing() -> None:
+    body = b'{"model":"a","stream":true,"stream_options":{"include_usage":true}}'
+    found = read_body(body, chat=False, streams=False)
+    assert found == Asked("a", stream=False, wants_usage=False, names_stream_options=True)
 
 
 def test_of_a_key_that_came_twice_the_last_counts() -> None:

@@ -15,13 +15,14 @@ import trio.testing
 from llmgw.config.node import Timeouts
 from llmgw.dialects.openai import Usage
 from llmgw.dialects.refusal import Refusal
-from llmgw.door.body import MAX_KEYS
+from llmgw.door.body import MAX_KEYS, encode_fields
 from llmgw.door.exchange import (
     BODY_THREADS,
     INLINE_BODY_BYTES,
     INLINE_EDIT_BYTES,
     Gateway,
     Route,
+    Wording,
     _in_thread,
     exchange,
 )
@@ -92,6 +93,10 @@ def play(gateway: Any) -> Callable[..., Play]:
     return begin
 
 
+def replace_body(head: ResponseHead, body: bytes) -> ResponseHead:
+    return ResponseHead(head.status, head.headers, body=body)
+
+
 def refusal_of(step: Any) -> Refusal:
     assert isinstance(step, Refuse)
     return step.refusal
@@ -109,12 +114,12 @@ def test_health_is_an_empty_200(play: Any) -> None:
 
 def test_models_are_listed(play: Any) -> None:
     game = play("GET", "/v1/models")
-    assert [row["id"] for row in json.loads(game.step.body)["data"]] == ["tiny", "gpt"]
+    assert [row["id"] for row in json.loads(game.step.body)["data"]] == ["tiny", "gpt", "sql"]
     game.answer(None)
     game.end()
 
 
-@pytest.mark.parametrize("path", ["/v1/models/tiny", "/v1/models/t%69ny", "/v1/models/gpt"])
+@pytest.mark.parametrize("path", ["/v1/models/tiny", "/v1/models/t%69ny", "/v1/models/gpt", "/v1/models/sql"])
 def test_a_model_is_shown_by_any_of_its_names(play: Any, path: str) -> None:
     game = play("GET", path)
     assert json.loads(game.step.body)["object"] == "model"
@@ -222,6 +227,138 @@ def test_an_alias_is_renamed_on_the_way_and_echoed_back(play: Any) -> None:
     (echo,) = game.answer(JSON_HEAD).filters
     assert isinstance(echo, EchoAlias)
     assert echo.feed(b'{"model":"tiny"}') + echo.end() == b'{"model":"gpt"}'
+
+
+def wordings(**fields: object) -> dict[str, Wording]:
+    """How the adapter is asked for where the engine wants these fields for it."""
+    served = ("tiny",) if fields["model"] in ("sql", "tiny") else (str(fields["model"]), "tiny")
+    told = {key: value for key, value in fields.items() if (key, value) != ("model", "sql")}
+    return {"sql": Wording(encode_fields(told), served)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "sent", "answered"),
+    [
+        ({"model": "sql"}, b'{"model":"sql", "prompt":"x"}', "sql"),
+        ({"model": "tiny:sql"}, b'{"model":"tiny:sql", "prompt":"x"}', "tiny:sql"),
+        (
+            {"model": "tiny", "lora": [{"id": 0, "scale": 1.0}]},
+            b'{"lora":[{"id":0,"scale":1.0}],"model":"tiny", "prompt":"x"}',
+            "tiny",
+        ),
+    ],
+)
+def test_an_adapter_is_asked_for_as_its_engine_wants_it_and_answers_under_its_name(
+    play: Any, gateway: Any, fields: dict[str, object], sent: bytes, answered: str
+) -> None:
+    gateway.routes = [Route("rep-1", ("10.0.0.9", 1), "tiny", loras=wordings(**fields))]
+    game = play("POST", "/v1/completions")
+    forward = game.answer(b'{"model":"sql", "prompt":"x"}')
+    assert forward.request.endswith(b"\r\n\r\n" + sent)
+    (echo,) = game.answer(JSON_HEAD).filters
+    for name in ("tiny", answered):
+        assert echo.feed(b'{"model":"%b"}' % name.encode()) + echo.end() == b'{"model":"sql"}'
+    game.answer(Relayed(None))
+    assert game.end().model == "tiny"
+
+
+def test_an_adapter_is_asked_for_in_a_stream_too(play: Any, gateway: Any) -> None:
+    gateway.routes = [Route("rep-1", ("10.0.0.9", 1), "tiny", loras=wordings(model="tiny", lora=[]))]
+    game = play()
+    request = game.body(model="sql", stream=True).request
+    body = json.loads(request.partition(b"\r\n\r\n")[2])
+    assert (body["model"], body["lora"], body["stream_options"]) == ("tiny", [], {"include_usage": True})
+    assert [type(each) for each in game.answer(EVENTS_HEAD).filters] == [StripUsage, EchoAlias]
+
+
+@pytest.mark.parametrize("model", ["tiny", "gpt"])
+def test_whoever_asks_for_the_model_itself_gets_no_adapter(play: Any, gateway: Any, model: str) -> None:
+    gateway.routes = [Route("rep-1", ("10.0.0.9", 1), "tiny", loras=wordings(model="tiny", lora=[]))]
+    body = b'{"prompt":"x","model":"%b"}'
+    forward = play("POST", "/v1/completions").answer(body % model.encode())
+    assert forward.request.endswith(b"\r\n\r\n" + body % b"tiny")
+
+
+@pytest.mark.parametrize("model", ["tiny", "gpt"])
+def test_what_its_engine_needs_for_the_model_itself_is_set(play: Any, gateway: Any, model: str) -> None:
+    gateway.routes = [Route("rep-1", ("10.0.0.9", 1), "tiny", base=(("lora", b"[]"),))]
+    forward = play("POST", "/v1/completions").answer(b'{"prompt":"x","model":"%b"}' % model.encode())
+    assert forward.request.endswith(b'\r\n\r\n{"lora":[],"prompt":"x","model":"tiny"}')
+
+
+def test_an_adapter_that_its_engine_can_not_choose_is_refused_and_no_engine_is_asked(play: Any, gateway: Any) -> None:
+    gateway.routes = [Route("rep-1", ("10.0.0.1", 1), "tiny"), Route("rep-2", ("10.0.0.2", 1), "tiny")]
+    game = play()
+    refusal = refusal_of(game.body(model="sql"))
+    assert (refusal.status, refusal.code, refusal.param) == (400, "adapter_not_served", "model")
+    assert "'sql' of the model tiny" in refusal.message
+    game.answer(None)
+    request = game.end()
+    assert (request.outcome, request.replica) == (Outcome.REFUSED, None)
+    assert gateway.taken == ["rep-1", "rep-2"]
+
+
+def test_an_adapter_is_asked_of_the_replica_that_has_it(play: Any, gateway: Any) -> None:
+    gateway.routes = [ROUTES[0], Route("rep-2", ("10.0.0.2", 1), "tiny", loras=wordings(model="sql"))]
+    game = play()
+    assert game.body(model="sql").address == ("10.0.0.2", 1)
+    refusal = refusal_of(game.answer(Failure("it broke", sent=True)))
+    assert (refusal.status, refusal.code) == (502, "engine_failed")
+    game.answer(None)
+    assert game.end().outcome is Outcome.ENGINE_FAILED
+
+
+def test_a_failure_of_the_replica_that_has_the_adapter_is_told_before_the_lack_of_it_elsewhere(
+    play: Any, gateway: Any
+) -> None:
+    gateway.routes = [Route("rep-2", ("10.0.0.2", 1), "tiny", loras=wordings(model="sql")), ROUTES[0]]
+    game = play()
+    game.body(model="sql")
+    assert refusal_of(game.answer(Failure("it broke", sent=True))).code == "engine_failed"
+
+
+RANKING = (
+    b'{"object":"list","model":"tiny","results":[{"index":1,"relevance_score":0.9}],"usage":{"prompt_tokens":7,'
+    b'"total_tokens":7}}'
+)
+
+
+@pytest.mark.parametrize("reply", [RANKING, RANKING.replace(b'"prompt_tokens":7,', b"")])
+def test_documents_are_ranked_by_the_engine_and_what_it_read_is_counted(play: Any, reply: bytes) -> None:
+    game = play("POST", "/v1/rerank")
+    body = b'{"model":"tiny", "query":"q", "documents":["a", {"text":"b"}], "top_n":1}'
+    forward = game.answer(body)
+    assert forward.request.startswith(b"POST /v1/rerank HTTP/1.1\r\n")
+    assert forward.request.endswith(b"\r\n\r\n" + body)
+    assert game.answer(replace_body(JSON_HEAD, reply)) == Reply(200, reply, b"application/json")
+    game.answer(None)
+    assert game.end().usage == Usage(7, 0)
+
+
+def test_a_ranking_is_given_under_the_alias_that_was_asked_for(play: Any) -> None:
+    game = play("POST", "/v1/rerank")
+    assert b'"model": "tiny"' in game.body(model="gpt").request
+    step = game.answer(replace_body(JSON_HEAD, RANKING))
+    assert step.body == RANKING.replace(b'"tiny"', b'"gpt"')
+
+
+def test_an_answer_without_usage_is_passed_on_as_well(play: Any) -> None:
+    game = play("POST", "/v1/rerank")
+    game.body()
+    step = game.answer(replace_body(JSON_HEAD, b'[{"score":0.5,"index":0}]'))
+    assert step.body == b'[{"score":0.5,"index":0}]'
+    game.answer(None)
+    assert game.end().usage is None
+
+
+@pytest.mark.parametrize("path", ["/v1/rerank", "/v1/embeddings"])
+def test_where_nothing_streams_a_wish_for_a_stream_goes_out_as_it_came(play: Any, path: str) -> None:
+    game = play("POST", path)
+    body = b'{"model":"tiny","stream":true,"input":"x"}'
+    forward = game.answer(body)
+    assert forward.request.endswith(b"\r\n\r\n" + body)
+    # the time for a whole answer, and no stream is opened while it is made
+    assert (forward.head_seconds, forward.silent_seconds) == (600, None)
 
 
 def test_what_would_be_undone_in_a_stream_is_left_alone_in_a_whole_reply(play: Any) -> None:

@@ -190,7 +190,7 @@ def test_a_huge_event_that_talks_of_usage_keeps_its_bytes() -> None:
 
 @given(cuts)
 def test_the_alias_comes_back_in_every_event_under_any_split(at: list[int]) -> None:
-    out, _ = relayed(split(WITH_USAGE, at), StripUsage(), EchoAlias("served", "m\u00fcller/x", whole=False))
+    out, _ = relayed(split(WITH_USAGE, at), StripUsage(), EchoAlias(("served",), "m\u00fcller/x", whole=False))
     documents = [json.loads(line[6:]) for line in out.splitlines() if line.startswith(b"data: {")]
     assert [document["model"] for document in documents] == ["m\u00fcller/x"] * 3
     assert documents[2]["choices"] == json.loads(CHUNKS[2])["choices"]
@@ -200,7 +200,7 @@ def test_the_alias_comes_back_in_every_event_under_any_split(at: list[int]) -> N
 def test_the_alias_comes_back_in_a_whole_reply_under_any_split(at: list[int], served: str) -> None:
     reply = {"x": "1" * 40, "model": served, "text": '"model":"' + served, "model2": served}
     for body in (json.dumps(reply).encode(), json.dumps(reply, ensure_ascii=False, indent=1).encode()):
-        relay = WholeRelay((EchoAlias(served, "asked \\1 \\g<1>", whole=True),))
+        relay = WholeRelay((EchoAlias((served,), "asked \\1 \\g<1>", whole=True),))
         out = b"".join(relay.feed(piece) for piece in split(body, at)) + relay.end()
         assert json.loads(out) == {**reply, "model": "asked \\1 \\g<1>"}
 
@@ -210,13 +210,13 @@ def test_the_alias_comes_back_in_a_huge_event_wherever_it_is_cut(at: list[int]) 
     start = b'data: {"choices":[{"delta":{"content":"' + b"x" * HOLD_BYTES + b'"}}],'
     tail = b'"created":1,"id":"x","model":"served","object":"chunk"}\n\n'
     pieces = [start, *split(tail, at)]
-    out, _ = relayed(pieces, EchoAlias("served", "asked", whole=False))
+    out, _ = relayed(pieces, EchoAlias(("served",), "asked", whole=False))
     assert out == (start + tail).replace(b"served", b"asked")
 
 
 def test_words_of_a_reply_are_not_renamed() -> None:
     text = json.dumps({"content": '{"model":"served"}', "other": "served"}).encode()
-    assert EchoAlias("served", "asked", whole=False).feed(text + b"\n\n") == text + b"\n\n"
+    assert EchoAlias(("served",), "asked", whole=False).feed(text + b"\n\n") == text + b"\n\n"
 
 
 # -- whole replies
@@ -232,7 +232,7 @@ def test_a_whole_reply_keeps_its_bytes(at: list[int]) -> None:
 
 def test_a_usage_filter_takes_nothing_from_a_reply_that_is_no_stream() -> None:
     body = b'{"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":1}}'
-    relay = WholeRelay((StripUsage(), EchoAlias("served", "asked", whole=True)))
+    relay = WholeRelay((StripUsage(), EchoAlias(("served",), "asked", whole=True)))
     assert relay.feed(body) + relay.end() == body
 
 
@@ -302,3 +302,11 @@ def test_a_relay_knows_when_nothing_more_matters(data: bytes, done: bool) -> Non
         # and looking changes nothing
         assert relay.done is done
         assert relay.end()[1] is done
+
+
+@given(at=cuts)
+def test_any_of_the_names_that_an_engine_may_use_is_echoed(at: list[int]) -> None:
+    data = b'{"model":"base","x":{"model": "base:sql"},"y":{"model":"base:sq"}}'
+    relay = WholeRelay((EchoAlias(("base", "base:sql"), "sql", whole=True),))
+    out = b"".join(relay.feed(piece) for piece in split(data, at)) + relay.end()
+    assert out == b'{"model":"sql","x":{"model": "sql"},"y":{"model":"base:sq"}}'

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,10 +13,12 @@ import trio.testing
 from llmgw.core.events import CatalogChanged, NodeLost, NodeRegistered, ShardChanged, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.identity import ANYONE
+from llmgw.core.model import Lora, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardAddress, ShardState
 from llmgw.counters import Counters
 from llmgw.dialects.openai import Usage
+from llmgw.door.exchange import Wording
 from llmgw.door.http1 import RequestHead
 from llmgw.door.request import Outcome, Request
 from llmgw.engines.types import RequestRules
@@ -41,7 +44,13 @@ class Setting:
         self.written: list[str] = []
         self.log = RequestLog(self.written.append)
         self.now = 0.0
-        engine = SimpleNamespace(build_request=lambda profile: rules or RequestRules())
+        self.asked: list[tuple[Any, Any]] = []
+
+        def build_request(model: Any, profile: Any) -> RequestRules:
+            self.asked.append((model, profile))
+            return rules or RequestRules()
+
+        engine = SimpleNamespace(build_request=build_request)
         self.gateway = FleetGateway(
             self.scheduler,
             engines={"e": engine},  # type: ignore[dict-item]
@@ -140,6 +149,78 @@ def test_a_ready_replica_is_chosen_with_what_its_engine_understands(a_model: Any
     assert (route.replica, route.address, route.served_name) == (spec.replica, ("127.0.0.1", 18000), "tiny")
     assert not route.usage_in_streams
     assert setting.gateway.choose(model, frozenset({route.replica})) is None
+
+
+WITH_ADAPTERS = RequestRules(
+    loras={
+        "sql": {"model": "sql"},
+        "poem": {"model": "tiny:poem", "lora_path": None},
+        "law": {"lora": [{"id": 0, "scale": 1.0}]},
+        "odd": {"model": 7},
+        "bad": {"lora": object()},
+        "none": None,  # type: ignore[dict-item]
+    }
+)
+
+
+def test_what_a_body_needs_for_the_model_itself_is_known(
+    a_model: Any, node: Any, a_report: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    cases: list[tuple[dict[str, object], tuple[tuple[str, bytes], ...]]] = [
+        ({"lora": [], "model": "odd"}, (("lora", b"[]"),)),
+        ({"lora": object()}, ()),
+    ]
+    for base, fields in cases:
+        setting = Setting(rules=RequestRules(base=base))
+        model = a_model()
+        setting.place(model, node)
+        (spec,) = setting.shards(model)
+        setting.report(node, a_report(spec, ShardState.READY))
+        route = setting.gateway.choose(model, frozenset())
+        assert route is not None
+        assert route.base == fields
+    assert "requests are passed on as they come" in caplog.text
+
+
+def test_each_adapter_is_asked_for_as_the_engine_wants_it(
+    a_model: Any, node: Any, a_report: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    setting = Setting(rules=WITH_ADAPTERS)
+    model = a_model()
+    setting.place(model, node)
+    (spec,) = setting.shards(model)
+    setting.report(node, a_report(spec, ShardState.READY))
+    route = setting.gateway.choose(model, frozenset())
+    assert route is not None
+    # under its own name where that is the engine's too; and whichever name is answered is known
+    assert route.loras == {
+        "sql": Wording((), ("tiny",)),
+        "poem": Wording((("model", b'"tiny:poem"'), ("lora_path", b"null")), ("tiny", "tiny:poem")),
+        "law": Wording((("model", b'"tiny"'), ("lora", b'[{"id":0,"scale":1.0}]')), ("tiny",)),
+    }
+    for name in ("odd", "bad", "none"):
+        assert f"the adapter {name} can't be asked for" in caplog.text
+
+
+def test_what_an_engine_understands_is_asked_once_and_of_the_model_that_it_was_started_with(
+    a_model: Any, node: Any, a_report: Any
+) -> None:
+    setting = Setting()
+    model = a_model()
+    setting.place(model, node)
+    (spec,) = setting.shards(model)
+    setting.report(node, a_report(spec, ShardState.READY))
+    later = replace(model, loras=(Lora(name=ModelName("sql"), source="/sql"),))
+    for asked in (later, model, later):
+        assert setting.gateway.choose(asked, frozenset()) is not None
+    assert setting.asked == [(model, model.profiles[0])]
+
+
+def test_an_adapter_is_found_by_its_name_and_listed_with_its_model(setting: Setting, a_model: Any) -> None:
+    model = replace(a_model(), loras=(Lora(name=ModelName("sql"), source="/sql"),))
+    setting.handle(CatalogChanged(models=(model,)))
+    assert setting.gateway.resolve("sql") is model
+    assert setting.gateway.models() == [model]
 
 
 def test_an_engine_that_has_gone_from_the_floor_is_treated_as_any(ready: Setting, a_model: Any) -> None:

@@ -6,14 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.core.model import Model, ModelName, Profile, Scaling
+from llmgw.core.model import Lora, Model, ModelName, Profile, Scaling, Task
 from llmgw.store import open_store
 from llmgw.store.models import StoredModel
 
 FULL = Model(
     name=ModelName("qwen/qwen2.5-coder:3b"),
     source="/var/lib/llmgw-models/größe.gguf",
+    task=Task.EMBED,
     aliases=("coder", "c"),
+    mmproj="/var/lib/llmgw-models/augen.gguf",
+    loras=(Lora(name=ModelName("sql"), source="/sql.gguf"),),
     routing_profile="chat",
     context_length=32768,
     max_output=4096,
@@ -27,9 +30,13 @@ FULL = Model(
             priority=-1,
             gpu_class="h100-80g",
             tp=2,
+            pp=3,
+            tool_parser="hermes",
+            reasoning_parser="r1",
             startup_timeout_seconds=12.5,
             min_memory_gb=8,
             min_disk_gb=1.5,
+            env={"A": "ü", "B": ""},
             args=("--ctx-size", "65536", ""),
         ),
     ),
