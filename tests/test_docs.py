@@ -8,6 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from llmgw.config.definition import find_rejections, load_definitions
+from llmgw.core.model import Task
+from llmgw.engines.registry import load_engines
+
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
@@ -59,3 +63,18 @@ def test_the_extras_that_the_readme_installs_exist() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     named = {extra for group in re.findall(r"'\.\[([a-z,]+)\]'", README) for extra in group.split(",")}
     assert named == set(project["optional-dependencies"])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "models").glob("*.yaml")), ids=lambda path: path.name)
+def test_every_example_of_a_model_is_one_that_its_engines_take(path: Path) -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    definitions = load_definitions(path, project["entry-points"]["llmgw.engines"].keys())
+    assert find_rejections(definitions, load_engines()) == []
+
+
+def test_the_examples_show_what_models_are_for_and_what_engines_are_told() -> None:
+    paths = (ROOT / "examples" / "models").glob("*.yaml")
+    models = [each.model for path in paths for each in load_definitions(path, {"llamacpp", "vllm"})]
+    assert {model.task for model in models} > {Task.CHAT}
+    assert any(model.loras for model in models)
+    assert any(profile.tool_parser for model in models for profile in model.profiles if profile.engine == "vllm")

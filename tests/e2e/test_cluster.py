@@ -17,7 +17,7 @@ from typing import Any
 import openai
 import pytest
 import yaml
-from lab.cluster import Agent, Authority, Cable, OtherHost, Server
+from lab.cluster import Agent, Authority, Lab, Server
 from lab.running import wait_for, write_model
 from lab.wire import CHAT, Wire, chat, error_code, get, post
 
@@ -28,40 +28,6 @@ pytestmark = pytest.mark.slow
 CROWD = Path(__file__).parents[1] / "bench" / "agents.py"
 ENDLESS = {"tokens": 100_000, "interval_ms": 20}
 LONG = {"stream": True, "max_tokens": 1900, "temperature": 1.5, "ignore_eos": True}
-
-
-class Lab:
-    """What one test has made, ended in the end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.authority = Authority(folder)
-        self._ends = contextlib.ExitStack()
-
-    def server(self, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), **config: Any) -> Server:
-        tls = self.authority.server(*hosts)
-        server = Server(self.folder / "srv", tls, **config)
-        self._ends.callback(server.clean)
-        return server.start()
-
-    def agent(self, node: str, server: Server, *, port: int | None = None, **config: Any) -> Agent:
-        tls = config.pop("tls", None) or self.authority.node(node)
-        agent = Agent(self.folder / f"agent-{node}", node, tls, f"{server.host}:{port or server.agent_port}", **config)
-        self._ends.callback(agent.clean)
-        return agent.start()
-
-    def cable(self, server: Server) -> Cable:
-        cable = Cable(("127.0.0.1", server.agent_port))
-        self._ends.callback(cable.close)
-        return cable
-
-    def other_host(self) -> OtherHost:
-        host = OtherHost()
-        self._ends.callback(host.close)
-        return host
-
-    def close(self) -> None:
-        self._ends.close()
 
 
 @pytest.fixture
@@ -350,6 +316,28 @@ def test_a_reader_that_does_not_read_holds_up_nobody_on_its_trunk(lab: Lab, mode
     server.check_health()
 
 
+def test_tools_are_checked_at_the_engine_of_the_replica_that_is_named(pair: tuple[Server, Agent, Agent]) -> None:
+    server, *agents = pair
+    before = [len(agent.engine.requests()) for agent in agents]
+    replica = next(replica for replica in server.replicas() if replica["node"] == "n2")
+    checked = server.ctl("tool-check", "other/name", "--replica", replica["replica"])
+    # the fake engine counts a prompt without a look at its tools, and calls none
+    assert (checked.returncode, checked.stderr) == (4, "")
+    assert checked.stdout.startswith(f"m at {replica['replica']} on n2\n")
+    assert "template drops: " in checked.stdout
+    asked = [len(agent.engine.requests()) - count for agent, count in zip(agents, before, strict=True)]
+    assert asked == [0, 6]
+    assert [word for word in ("Traceback", "crashed") if word in server.log] == []
+    for words, said in (
+        (("n",), "there is no model n"),
+        (("m", "--replica", "rep-x"), "m has no replica rep-x; there is rep-m-1, rep-m-2"),
+    ):
+        refused = server.ctl("tool-check", *words)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert said in refused.stderr
+    server.check_health()
+
+
 def test_the_words_for_each_refused_certificate(lab: Lab) -> None:
     server = lab.server()
     stranger = Authority(lab.folder / "stranger")
@@ -545,6 +533,28 @@ def test_the_real_llama_cpp_answers_over_a_trunk(lab: Lab, tmp_path: Path, weigh
     assert whole.choices[0].message.content
     events = list(client.chat.completions.create(stream=True, **asked))
     assert "".join(event.choices[0].delta.content or "" for event in events if event.choices)
+
+
+@pytest.mark.e2e
+@pytest.mark.timeout(500)
+def test_the_real_llama_cpp_is_checked_over_a_trunk(lab: Lab, tmp_path: Path, weights: Path) -> None:
+    server = lab.server()
+    lab.agent("n1", server)
+    # several threads would wait for one another wherever something else runs, and this generates much
+    facts: Any = {"engine": "llamacpp", "source": weights, "scaling": {"min": 1, "max": 1}}
+    server.add(write_model(tmp_path / "model", "--threads", "1", **facts))
+    server.wait_ready()
+    checked = server.ctl("tool-check", "m", "--json")
+    # the model's template knows no tools
+    assert (checked.returncode, checked.stderr) == (4, "")
+    answer = json.loads(checked.stdout)
+    assert (answer["replica"], answer["node"], answer["engine"]) == ("rep-m-1", "n1", "llamacpp")
+    check = answer["check"]
+    assert check["tokens_without"] == check["tokens_with"] > 20
+    assert {each["outcome"] for each in check["exchanges"]} <= {"answered", "cut"}
+    # nobody's requests
+    assert "/v1/chat/completions" not in server.log
+    server.check_health()
 
 
 def test_a_thousand_agents_are_held_by_one_server(lab: Lab) -> None:

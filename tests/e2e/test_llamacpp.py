@@ -102,6 +102,18 @@ def test_embeddings_that_the_engine_was_not_started_for_are_refused(client: open
     assert 400 <= caught.value.status_code < 502
 
 
+@pytest.mark.timeout(500)
+def test_a_template_that_knows_no_tools_is_found_out(launch: Callable[..., Llmgw], weights: Path) -> None:
+    # several threads would wait for one another wherever something else runs, and this generates much
+    one = ("--arg=--threads", "--arg=1")
+    llmgw = launch("serve", str(weights), "--name", MODEL, "--context-length", "512", *one).start().wait_ready()
+    words = (sys.executable, "-m", "llmgw", "ctl", "tool-check", "--endpoint", llmgw.base_url)
+    checked = subprocess.run(words, capture_output=True, text=True, timeout=400, check=False)
+    assert (checked.returncode, checked.stderr) == (4, "")
+    assert checked.stdout.startswith(f"{MODEL} at http://127.0.0.1:")
+    assert "template drops: the chat template drops the tools" in checked.stdout
+
+
 def test_an_abandoned_stream_stops_the_engine(llmgw: Llmgw, client: openai.OpenAI) -> None:
     with llmgw.connect() as wire:
         wire.send(post(CHAT, chat(stream=True, max_tokens=480, ignore_eos=True)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 import trio
@@ -29,6 +29,16 @@ class NewModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replace: bool = False
 
 
+class ToolCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /tool-check."""
+
+    model: str
+    replica: str | None = None
+
+
+Body = TypeVar("Body", NewModels, ToolCheck)
+
+
 def create_app(management: Management, *, listen_host: str) -> QuartTrio:
     """The endpoints as one app, for a port that listens on ``listen_host``."""
     app = QuartTrio("llmgw.admin", static_folder=None)
@@ -53,6 +63,10 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
     async def nodes() -> Response:
         return _answer({"nodes": management.nodes()})
 
+    @app.get("/engines")
+    async def engines() -> Response:
+        return _answer(management.engines())
+
     @app.get("/models")
     async def models() -> Response:
         return _answer({"models": management.models()})
@@ -67,7 +81,7 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
 
     @app.post("/models")
     async def add() -> Response:
-        asked = await _read_new_models()
+        asked = await _read_body(NewModels)
         return _answer({"models": await management.add(asked.file, asked.text, replace=asked.replace)})
 
     @app.delete("/models/<path:name>")
@@ -77,6 +91,11 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
     @app.post("/reload")
     async def reload() -> Response:
         return _answer(await management.reload())
+
+    @app.post("/tool-check")
+    async def tool_check() -> Response:
+        asked = await _read_body(ToolCheck)
+        return _answer(await management.tool_check(asked.model, asked.replica))
 
     @app.errorhandler(HTTPException)
     async def refuse(error: HTTPException) -> Response:
@@ -129,14 +148,14 @@ def _problem(problem: Problem) -> dict[str, str | None]:
     return {"key": problem.key or None, "where": problem.where or None, "message": problem.message}
 
 
-async def _read_new_models() -> NewModels:
+async def _read_body(kind: type[Body]) -> Body:
     # Only this type makes a browser ask first, and then it is refused: a form or plain text it just sends.
     if request.mimetype != "application/json":
         raise Refused("send the body as Content-Type: application/json", status=415, code="not_json")
     with trio.move_on_after(BODY_SECONDS):
         body = await request.get_data(cache=False)
         try:
-            return msgspec.json.decode(body, type=NewModels)
+            return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise Refused(f"the body is not what is asked for: {error}", status=400, code="invalid_request") from None
     raise Refused(f"the body did not come within {BODY_SECONDS:g} s", status=408, code="request_timeout")

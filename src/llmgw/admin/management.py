@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from llmgw.admin.views import AddedModel, ModelDetail, ModelView, NodeView, Reloaded, Removed, ReplicaView, StatusView
+from llmgw.admin.views import (
+    AddedModel,
+    EnginesView,
+    ModelDetail,
+    ModelView,
+    NodeView,
+    Reloaded,
+    Removed,
+    ReplicaView,
+    StatusView,
+    ToolsChecked,
+)
 from llmgw.errors import LlmgwError, Problem
 
 
@@ -28,6 +39,8 @@ class Management(Protocol):
 
     def nodes(self) -> tuple[NodeView, ...]: ...
 
+    def engines(self) -> EnginesView: ...
+
     def models(self) -> tuple[ModelView, ...]: ...
 
     def replicas(self, model: str | None) -> tuple[ReplicaView, ...]:
@@ -45,3 +58,7 @@ class Management(Protocol):
     async def remove(self, name: str) -> Removed: ...
 
     async def reload(self) -> Reloaded: ...
+
+    async def tool_check(self, name: str, replica: str | None) -> ToolsChecked:
+        """Ask that replica of the model (of that name, alias or adapter), or any, whether tool calls work."""
+        ...

@@ -15,6 +15,7 @@ import msgspec
 from llmgw.core.model import Model
 from llmgw.core.node import Disk, EngineFound
 from llmgw.core.rejection import Rejection
+from llmgw.dialects.toolcheck import Report
 
 
 class NodeState(StrEnum):
@@ -75,7 +76,8 @@ class NodeView:
 class ReplicaView:
     """A replica. ``state`` is its shard's, or ``unreachable`` while its node is lost.
 
-    ``cause`` and ``lines`` (the engine's last) are of one that failed: its state is ``ended`` until its next try.
+    ``cause``, ``remedy`` and ``lines`` (the engine's last) are of one that failed: its state is ``ended`` until its
+    next try. The counters are the engine's own, since its start.
     """
 
     replica: str
@@ -89,9 +91,14 @@ class ReplicaView:
     seconds_in_state: float
     progress: str | None = None
     cause: str | None = None
+    remedy: str | None = None
     lines: tuple[str, ...] | None = None
     running: int | None = None
     waiting: int | None = None
+    cache_used: float | None = None
+    prompt_tokens: int | None = None
+    cached_tokens: int | None = None
+    steps: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,6 +126,53 @@ class ModelDetail:
     rejections: tuple[Rejection, ...] = ()
     text: str | None = None
     added_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginView:
+    """An installed engine plugin. ``origin`` is what brought it, ``binary`` what is looked for on a node's PATH; the
+    rest is what it can, in the words of a definition's keys."""
+
+    name: str
+    title: str
+    binary: str
+    tasks: tuple[str, ...]
+    cpu: bool
+    tp: bool
+    pp: bool
+    nodes: bool
+    loras: bool
+    mmproj: bool
+    tool_parser: bool
+    reasoning_parser: bool
+    origin: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A plugin that is installed and can't be used, and why."""
+
+    plugin: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeEngines:
+    """The binaries that a node would launch, None before it has said so. What is told of one is of before the node's
+    last word, where it is not ``ready``."""
+
+    node: str
+    state: NodeState
+    engines: tuple[EngineFound, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnginesView:
+    """The plugins that this server has, and the binaries that the nodes have for them."""
+
+    plugins: tuple[PluginView, ...]
+    left_out: tuple[LeftOut, ...]
+    nodes: tuple[NodeEngines, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,6 +223,17 @@ class Reloaded:
     file: str
     changed: tuple[str, ...] = ()
     needs_restart: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToolsChecked:
+    """Whether tool calls work at a model, as one of its replicas showed."""
+
+    model: str
+    replica: str
+    node: str
+    engine: str
+    check: Report
 
 
 def encode(view: object) -> bytes:

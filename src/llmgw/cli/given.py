@@ -149,13 +149,15 @@ def _rejections(definition: Definition, engines: Mapping[str, Engine]) -> list[P
     for index, profile in enumerate(model.profiles):
         engine = engines[profile.engine]
         found = list(engine.validate(model, profile))
-        if SourceKind.REPOSITORY not in engine.info.sources and all(problem.key != "source" for problem in found):
-            found += _rejections_of_file(model.source)
+        if SourceKind.REPOSITORY not in engine.info.sources:
+            refused = {problem.key.partition("[")[0] for problem in found}
+            files = [(key, source) for key, source in definition.sources() if key.partition("[")[0] not in refused]
+            found += [problem for key, source in files for problem in _rejections_of_file(key, source)]
         problems += [definition.locate(index, problem) for problem in found]
     return list(dict.fromkeys(problems))
 
 
-def _rejections_of_file(source: str) -> list[Problem]:
+def _rejections_of_file(key: str, source: str) -> list[Problem]:
     """What an engine that reads one file would find wrong here, again at each try."""
     path = Path(source)
     why = why_unusable(path)
@@ -168,7 +170,7 @@ def _rejections_of_file(source: str) -> list[Problem]:
         message = f"{source} {why}"
     else:
         return []
-    return [Problem(key="source", message=message)]
+    return [Problem(key=key, message=message)]
 
 
 def _ways_to_install(engine: Engine) -> list[str]:

@@ -6,11 +6,24 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from llmgw.admin.views import Concern, ModelStatus, ModelView, NodeState, NodeView, Origin, ReplicaView
+from llmgw.admin.views import (
+    Concern,
+    EnginesView,
+    LeftOut,
+    ModelStatus,
+    ModelView,
+    NodeEngines,
+    NodeState,
+    NodeView,
+    Origin,
+    PluginView,
+    ReplicaView,
+)
 from llmgw.core.fleet import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.node import NodeId
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import Replica, ShardState
+from llmgw.engines.registry import Engine, Found
 
 UNREACHABLE = "unreachable"
 _ON_ITS_WAY = {ShardState.PLACED, ShardState.LAUNCHING, ShardState.LOADING}
@@ -75,6 +88,36 @@ def _judge_node(each: NodeStatistics | None, link: LinkFacts | None) -> NodeStat
     return NodeState.SILENT
 
 
+def view_engines(plugins: Found, nodes: Iterable[NodeView]) -> EnginesView:
+    """The plugins by name, those that can't be used, and what each node has for them."""
+    return EnginesView(
+        plugins=tuple(
+            _view_plugin(engine, plugins.origins.get(name)) for name, engine in sorted(plugins.engines.items())
+        ),
+        left_out=tuple(LeftOut(plugin=problem.key, reason=problem.message) for problem in plugins.problems),
+        nodes=tuple(NodeEngines(node=node.node, state=node.state, engines=node.engines) for node in nodes),
+    )
+
+
+def _view_plugin(engine: Engine, origin: str | None) -> PluginView:
+    info = engine.info
+    return PluginView(
+        name=engine.name,
+        title=info.title,
+        binary=info.default_binary,
+        tasks=tuple(sorted(info.tasks)),
+        cpu=info.cpu,
+        tp=info.tensor_parallel,
+        pp=info.pipeline_parallel,
+        nodes=info.span_nodes,
+        loras=info.loras,
+        mmproj=info.projector,
+        tool_parser=info.tool_parser,
+        reasoning_parser=info.reasoning_parser,
+        origin=origin,
+    )
+
+
 def lost_nodes(fleet: FleetStatistics) -> frozenset[NodeId]:
     return frozenset(each.node.id for each in fleet.nodes if each.lost)
 
@@ -111,8 +154,13 @@ def _view_replica(replica: Replica, now: float, *, unreachable: bool) -> Replica
         progress=replica.progress,
         cause=replica.cause,
         lines=replica.lines or None,
-        running=replica.running,
-        waiting=replica.waiting,
+        remedy=replica.remedy,
+        running=replica.load.running,
+        waiting=replica.load.waiting,
+        cache_used=replica.load.cache_used,
+        prompt_tokens=replica.load.prompt_tokens,
+        cached_tokens=replica.load.cached_tokens,
+        steps=replica.load.steps,
     )
 
 
@@ -165,6 +213,10 @@ def find_concerns(nodes: Iterable[NodeView], models: Iterable[ModelView]) -> lis
             found.append(Concern(kind="node", name=node.node, message="silent: its link is down"))
         elif node.state is NodeState.LOST:
             found.append(Concern(kind="node", name=node.node, message="lost: not heard for longer than its lease"))
+        for each in node.engines or ():
+            if each.broken is not None:
+                message = f"{each.engine} can't be used ({' '.join(each.program)}): {each.broken}"
+                found.append(Concern(kind="node", name=node.node, message=message))
     for model in models:
         if model.status in {ModelStatus.FAILED, ModelStatus.WAITING, ModelStatus.UNREACHABLE}:
             message = f"{model.status}: {model.detail}" if model.detail else str(model.status)

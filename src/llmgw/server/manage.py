@@ -16,6 +16,7 @@ from llmgw.admin.management import Refused
 from llmgw.admin.views import (
     AddedModel,
     Concern,
+    EnginesView,
     ModelDetail,
     ModelView,
     NodeView,
@@ -24,6 +25,7 @@ from llmgw.admin.views import (
     Removed,
     ReplicaView,
     StatusView,
+    ToolsChecked,
 )
 from llmgw.config.definition import Definition, find_rejections, parse_definitions
 from llmgw.core.catalog import Catalog
@@ -31,9 +33,18 @@ from llmgw.core.events import CatalogChanged
 from llmgw.core.fleet import FleetStatistics
 from llmgw.core.model import Model, ModelName
 from llmgw.core.placement import Rejected
-from llmgw.engines.registry import Engine
+from llmgw.engines.registry import Found
 from llmgw.errors import ConfigError, LlmgwError, Problem
-from llmgw.server.looking import LinkFacts, away_nodes, count, find_concerns, view_model, view_nodes, view_replicas
+from llmgw.server.looking import (
+    LinkFacts,
+    away_nodes,
+    count,
+    find_concerns,
+    view_engines,
+    view_model,
+    view_nodes,
+    view_replicas,
+)
 from llmgw.server.scheduler import Scheduler
 
 log = logging.getLogger(__name__)
@@ -99,21 +110,24 @@ class Manage:
         self,
         scheduler: Scheduler,
         *,
-        engines: Mapping[str, Engine],
+        plugins: Found,
         store: ModelStore,
         declared: tuple[Definition, ...],
         links: Callable[[], tuple[LinkFacts, ...]],
         reread: Callable[[], Awaitable[Reread]],
+        check_tools: Callable[[Model, str | None], Awaitable[ToolsChecked]],
         clock: Callable[[], float] = trio.current_time,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler
-        self._engines = engines
+        self._plugins = plugins
+        self._engines = plugins.engines
         self._store = store
         self._declared = declared
         self._stored: tuple[StoredModel, ...] = ()
         self._links = links
         self._reread = reread
+        self._check_tools = check_tools
         self._clock = clock
         self._wall = wall
         self._started_at = clock()
@@ -144,6 +158,9 @@ class Manage:
     def nodes(self) -> tuple[NodeView, ...]:
         return view_nodes(self._scheduler.fleet.statistics(), self._links())
 
+    def engines(self) -> EnginesView:
+        return view_engines(self._plugins, self.nodes())
+
     def models(self) -> tuple[ModelView, ...]:
         return self._view_models(self._scheduler.fleet.statistics())
 
@@ -171,6 +188,12 @@ class Manage:
             text=stored.text if stored else None,
             added_at=stored.added_at if stored else None,
         )
+
+    async def tool_check(self, name: str, replica: str | None) -> ToolsChecked:
+        model = self._scheduler.fleet.catalog.resolve(name)
+        if model is None:
+            raise self._unknown(name)
+        return await self._check_tools(model, replica)
 
     # what acts
 
@@ -266,10 +289,10 @@ class Manage:
         """A bare file name would be looked for wherever the agent of a node happened to be started."""
         suffixes = tuple(suffix for engine in self._engines.values() for suffix in engine.info.file_suffixes)
         for definition in definitions:
-            source = definition.model.source
-            if not source.startswith("/") and ":" not in source and source.endswith(suffixes):
-                message = f"{source!r} is no whole path; write the one that the file has on the nodes"
-                yield Problem(key="source", message=message, where=definition.places["source"])
+            for key, source in definition.sources():
+                if not source.startswith("/") and ":" not in source and source.endswith(suffixes):
+                    message = f"{source!r} is no whole path; write the one that the file has on the nodes"
+                    yield Problem(key=key, message=message, where=definition.places[key])
 
     def _clashes(self, definitions: tuple[Definition, ...], *, replace: bool) -> list[Problem]:
         names = {definition.model.name for definition in definitions}
@@ -285,30 +308,29 @@ class Manage:
         return problems
 
     def _claims_of_stored(self, declared: tuple[Definition, ...]) -> list[Problem]:
-        """Names and aliases of stored models that these take; a stored model of the same name just makes way."""
+        """Names of stored models that these take; a stored model of the same name just makes way."""
         names = {definition.model.name for definition in declared}
         owners = {
             name: _Owner(model=each.model.name, words=_words_of_stored(each.model, name))
             for each in self._stored
             if each.model.name not in names
-            for name in (each.model.name, *each.model.aliases)
+            for name in each.model.names()
         }
         return [problem for definition in declared for problem in _taken(definition, owners)]
 
     def _owners(self, without: set[ModelName]) -> dict[str, _Owner]:
-        """Who has each name or alias; stored models named in ``without`` are about to be replaced."""
+        """Who has each name, alias and adapter; stored models named in ``without`` are about to be replaced."""
         owners = {
             name: _Owner(model=each.model.name, words=_words_of_stored(each.model, name))
             for each in self._stored
             if each.model.name not in without
-            for name in (each.model.name, *each.model.aliases)
+            for name in each.model.names()
         }
         for definition in self._declared:
             model = definition.model
-            owners[model.name] = _Owner(model=model.name, words=f"a model, declared at {definition.places['name']}")
-            for alias in model.aliases:
-                words = f"an alias of {model.name}, declared at {definition.places['aliases']}"
-                owners[alias] = _Owner(model=model.name, words=words)
+            for key, name in definition.claims():
+                words = f"{_what_it_is(model, name)}, declared at {definition.places[key]}"
+                owners[name] = _Owner(model=model.name, words=words)
         return owners
 
     def _declared_places(self) -> dict[str, str]:
@@ -338,7 +360,7 @@ class Manage:
         catalog = self._scheduler.fleet.catalog
         meant = catalog.resolve(name)
         if meant is not None and meant.name != name:
-            message = f"{name} is an alias of {meant.name}: give that name"
+            message = f"{name} is {_what_it_is(meant, name)}: give that name"
         else:
             close = difflib.get_close_matches(name, [model.name for model in catalog], n=1)
             message = f"there is no model {name}" + (f"; did you mean {close[0]}?" if close else "")
@@ -351,13 +373,17 @@ def _name_taken(problems: list[Problem]) -> Refused:
 
 
 def _words_of_stored(model: Model, name: str) -> str:
-    what = "a model" if name == model.name else f"an alias of {model.name}"
-    return f"{what}, stored (`llmgw ctl model rm {model.name}` removes it)"
+    return f"{_what_it_is(model, name)}, stored (`llmgw ctl model rm {model.name}` removes it)"
+
+
+def _what_it_is(model: Model, name: str) -> str:
+    if name == model.name:
+        return "a model"
+    return f"an {'alias' if model.find_lora(name) is None else 'adapter'} of {model.name}"
 
 
 def _taken(definition: Definition, owners: Mapping[str, _Owner]) -> Iterator[Problem]:
-    model = definition.model
-    for key, name in (("name", model.name), *(("aliases", alias) for alias in model.aliases)):
+    for key, name in definition.claims():
         if owner := owners.get(name):
             message = f"{name!r} is taken already: it is {owner.words}"
             yield Problem(key=key, message=message, where=definition.places[key])

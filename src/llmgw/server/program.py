@@ -27,7 +27,7 @@ from llmgw.config.load_server import LoadedServer, load_server
 from llmgw.config.server import Listen, ServerConfig
 from llmgw.core.events import NodesExpected
 from llmgw.door.listener import bind
-from llmgw.engines.registry import Engine, load_engines
+from llmgw.engines.registry import Engine, find_engines
 from llmgw.errors import LlmgwError, only_ours
 from llmgw.host.limits import raise_file_limit
 from llmgw.host.output import write_err
@@ -35,8 +35,10 @@ from llmgw.host.signals import stop_signals_of_a_server
 from llmgw.link.tls import Credentials, server_context
 from llmgw.server.agents import FleetAgents
 from llmgw.server.cluster import Cluster
+from llmgw.server.gateway import locate_by_trunk
 from llmgw.server.manage import Manage, Reread
 from llmgw.server.pages import serve_pages
+from llmgw.server.tools import ToolChecks
 from llmgw.server.tree import PAGES_DRAIN_SECONDS, ServerHalf, serve_server
 from llmgw.store import open_store
 
@@ -89,7 +91,9 @@ def _listen(config: ServerConfig) -> Iterator[Sockets]:
 
 async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
     raise_file_limit()
-    config, engines = loaded.config, load_engines()
+    config, plugins = loaded.config, find_engines()
+    # (whoever read the configuration has told of those that are left out)
+    engines = dict(plugins.engines)
     credentials = Credentials(config.agent_tls, server_context)
     revoked = config.agent_tls.revoked
     if revoked is not None and not revoked.exists():
@@ -113,13 +117,21 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
         )
         half.cluster = cluster
         reread = Rereading(half=half, cluster=cluster, path=path, engines=engines, config=config)
+        tools = ToolChecks(
+            half.scheduler.fleet,
+            engines=engines,
+            pool=lambda: half.door.pool if half.door is not None else None,
+            locate=locate_by_trunk,
+            links=cluster.links,
+        )
         manage = Manage(
             half.scheduler,
-            engines=engines,
+            plugins=plugins,
             store=store.models,
             declared=loaded.definitions,
             links=cluster.links,
             reread=reread.read,
+            check_tools=tools.check,
         )
         known = frozenset(await store.nodes.list())
         # What these run is theirs to say, before anything is started in its place.

@@ -272,3 +272,37 @@ class OtherHost:
 
     def _ip(self, *words: str) -> None:
         subprocess.run(["ip", *words], check=True, capture_output=True, timeout=60)
+
+
+class Lab:
+    """What one test has made, ended in the end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.authority = Authority(folder)
+        self._ends = contextlib.ExitStack()
+
+    def server(self, *, hosts: tuple[str, ...] = ("127.0.0.1", "localhost"), **config: Any) -> Server:
+        tls = self.authority.server(*hosts)
+        server = Server(self.folder / "srv", tls, **config)
+        self._ends.callback(server.clean)
+        return server.start()
+
+    def agent(self, node: str, server: Server, *, port: int | None = None, **config: Any) -> Agent:
+        tls = config.pop("tls", None) or self.authority.node(node)
+        agent = Agent(self.folder / f"agent-{node}", node, tls, f"{server.host}:{port or server.agent_port}", **config)
+        self._ends.callback(agent.clean)
+        return agent.start()
+
+    def cable(self, server: Server) -> Cable:
+        cable = Cable(("127.0.0.1", server.agent_port))
+        self._ends.callback(cable.close)
+        return cable
+
+    def other_host(self) -> OtherHost:
+        host = OtherHost()
+        self._ends.callback(host.close)
+        return host
+
+    def close(self) -> None:
+        self._ends.close()

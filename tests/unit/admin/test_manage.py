@@ -15,9 +15,12 @@ from llmgw.admin.manage import BODY_SECONDS, MAX_BODY_BYTES, create_app
 from llmgw.admin.management import Refused
 from llmgw.admin.views import (
     AddedModel,
+    EnginesView,
+    LeftOut,
     ModelDetail,
     ModelStatus,
     ModelView,
+    NodeEngines,
     NodeState,
     NodeView,
     Origin,
@@ -25,8 +28,10 @@ from llmgw.admin.views import (
     Removed,
     ReplicaView,
     StatusView,
+    ToolsChecked,
 )
 from llmgw.core.model import Model, ModelName
+from llmgw.dialects.toolcheck import Report, Verdict
 from llmgw.errors import ConfigError, LlmgwError, Problem
 
 HERE = {"Host": "127.0.0.1:9090"}
@@ -66,6 +71,14 @@ class Script:
         self._note("nodes")
         return (NodeView(node="n1", state=NodeState.READY, connected=True),)
 
+    def engines(self) -> EnginesView:
+        self._note("engines")
+        return EnginesView(
+            plugins=(),
+            left_out=(LeftOut(plugin="engine x", reason="it can't be imported"),),
+            nodes=(NodeEngines(node="n1", state=NodeState.JOINING),),
+        )
+
     def models(self) -> tuple[ModelView, ...]:
         self._note("models")
         return (MODEL,)
@@ -89,6 +102,11 @@ class Script:
     async def reload(self) -> Reloaded:
         self._note("reload")
         return Reloaded(file="server.yaml", changed=("models",))
+
+    async def tool_check(self, name: str, replica: str | None) -> ToolsChecked:
+        self._note("tool_check", name, replica)
+        report = Report(verdict=Verdict.IGNORES, message="it ignores them", remedy=None, exchanges=())
+        return ToolsChecked(model=name, replica=replica or "rep-m-1", node="n1", engine="e", check=report)
 
 
 @pytest.fixture
@@ -163,6 +181,33 @@ async def test_models_are_added_removed_and_read_again(client: Client, script: S
     reloaded = await client.post("/reload", headers=HERE)
     assert await reloaded.get_json() == {"file": "server.yaml", "changed": ["models"], "needs_restart": []}
     assert script.asked == [("add", "m.yaml", "name: m", True), ("remove", "a+b"), ("reload",)]
+
+
+async def test_engines_are_answered_with_what_is_left_out(client: Client, script: Script) -> None:
+    answer = await client.get("/engines", headers=HERE)
+    assert (answer.status_code, answer.headers["Content-Type"]) == (200, "application/json")
+    assert await answer.get_json() == {
+        "plugins": [],
+        "left_out": [{"plugin": "engine x", "reason": "it can't be imported"}],
+        "nodes": [{"node": "n1", "state": "joining"}],
+    }
+    assert script.asked == [("engines",)]
+
+
+async def test_tools_are_checked_at_any_replica_or_the_one_that_is_named(client: Client, script: Script) -> None:
+    told = await (await client.post("/tool-check", json={"model": "org/m"}, headers=HERE)).get_json()
+    assert told == {
+        "model": "org/m",
+        "replica": "rep-m-1",
+        "node": "n1",
+        "engine": "e",
+        "check": {"verdict": "ignores", "message": "it ignores them", "exchanges": []},
+    }
+    named = {"model": "org/m", "replica": "rep-m-2"}
+    assert (await (await client.post("/tool-check", json=named, headers=HERE)).get_json())["replica"] == "rep-m-2"
+    error = await error_of(await client.post("/tool-check", json={"replica": "x"}, headers=HERE), 400)
+    assert (error["code"], "`model`" in error["message"]) == ("invalid_request", True)
+    assert script.asked == [("tool_check", "org/m", None), ("tool_check", "org/m", "rep-m-2")]
 
 
 async def test_nothing_is_replaced_unless_asked(client: Client, script: Script) -> None:
@@ -304,7 +349,8 @@ async def test_a_failure_that_is_meant_for_the_operator_is_told(client: Client, 
 
 def test_every_code_has_its_line_in_the_docs() -> None:
     root = Path(__file__).parents[3]
-    rooms = [*(root / "src/llmgw/admin").glob("*.py"), root / "src/llmgw/server/manage.py"]
+    server = root / "src/llmgw/server"
+    rooms = [*(root / "src/llmgw/admin").glob("*.py"), server / "manage.py", server / "tools.py"]
     codes = {code for room in rooms for code in re.findall(r'code="([a-z_]+)"', room.read_text())}
     page = (root / "docs/ctl.md").read_text()
     assert codes == set(re.findall(r"^\| [0-9]{3} \| `([a-z_]+)` \|", page, re.MULTILINE))

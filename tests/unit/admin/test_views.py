@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import json
 
-from llmgw.admin.views import ModelDetail, ModelStatus, ModelView, NodeState, NodeView, Origin, encode
+from llmgw.admin.views import ModelDetail, ModelStatus, ModelView, NodeEngines, NodeState, NodeView, Origin, encode
 from llmgw.core.model import Model, ModelName, Profile
-from llmgw.core.node import Disk
+from llmgw.core.node import Disk, EngineFound
 
 MODEL = ModelView(
     name="m", status=ModelStatus.ON_DEMAND, serving=False, ready=0, wanted=0, origin=Origin.STORED, aliases=("a",)
@@ -53,3 +53,24 @@ def test_facts_of_the_core_are_told_as_they_are() -> None:
         node="n1", state=NodeState.READY, connected=True, disks=(Disk(path="/", free_gb=1.0, total_gb=2.0),)
     )
     assert json.loads(encode(view))["disks"] == [{"path": "/", "free_gb": 1.0, "total_gb": 2.0}]
+
+
+def test_what_came_of_trying_a_binary_is_told_whole() -> None:
+    found = EngineFound(
+        engine="e",
+        program=("/opt/e", "-x"),
+        checked=True,
+        broken="libe.so.1 is missing",
+        missing_libraries=("libe.so.1",),
+    )
+    told = json.loads(encode(NodeEngines(node="n1", state=NodeState.READY, engines=(found,))))
+    assert told["engines"] == [
+        {
+            "engine": "e",
+            "program": ["/opt/e", "-x"],
+            "checked": True,
+            "broken": "libe.so.1 is missing",
+            "problems": [],
+            "missing_libraries": ["libe.so.1"],
+        }
+    ]

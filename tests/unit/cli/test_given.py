@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,6 +115,27 @@ def test_what_the_engine_refuses_of_a_bare_file_names_the_file(weights: Path, en
     found = read_given(str(weights), FileOptions(args=("--bad",)), engines)
     with pytest.raises(ConfigError, match=r"My-Model Q4\.toy my-model-q4: args: --bad is not a flag"):
         check_runnable(found, engines, NodeConfig())
+
+
+def test_what_else_the_engine_reads_has_to_be_there_too(tmp_path: Path, engines: Engines) -> None:
+    engines["toy"].info = replace(engines["toy"].info, loras=True, projector=True)
+    more = "mmproj: ./eyes.toy\nloras:\n- {name: s, source: ./w.toy}\n- {name: t, source: org/t}\n"
+    path = definition(tmp_path, more)
+    with pytest.raises(ConfigError) as caught:
+        check_runnable(read_given(str(path), FileOptions(), engines), engines, NodeConfig())
+    eyes, adapter = map(str, caught.value.problems)
+    assert f"m.yaml:3:1 m: mmproj: {tmp_path}/eyes.toy is no file on this machine" in eyes
+    assert "m.yaml:6:13 m: loras[1].source: org/t is no path of a file" in adapter
+
+
+def test_what_the_engine_can_not_read_at_all_is_not_looked_for(tmp_path: Path, engines: Engines) -> None:
+    path = definition(tmp_path, "mmproj: ./eyes.toy\nloras:\n- {name: t, source: org/t}\n")
+    with pytest.raises(ConfigError) as caught:
+        check_runnable(read_given(str(path), FileOptions(), engines), engines, NodeConfig())
+    assert [str(problem).partition("m.yaml:")[2] for problem in caught.value.problems] == [
+        "3:1 m: mmproj: Toy takes no mmproj: take it out",
+        "4:1 m: loras: Toy takes no adapters: take loras out",
+    ]
 
 
 def test_weights_that_are_not_there_are_named(tmp_path: Path, engines: Engines) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.core.model import Model, ModelName
+from llmgw.core.model import Lora, Model, ModelName
 from llmgw.dialects.openai import (
     MESSAGE_BYTES,
     Usage,
@@ -17,6 +18,7 @@ from llmgw.dialects.openai import (
     is_error,
     list_models,
     read_engine_error,
+    read_reply_usage,
     read_usage,
     show_model,
 )
@@ -152,6 +154,14 @@ def test_no_engine_error_raises(body: bytes, status: int) -> None:
         (b'{"usage":{"prompt_tokens":3},"choices":[ ]}', Usage(3, 0), True),
         (b'{"choices":[{}],"usage":{"prompt_tokens":3,"completion_tokens":4}}', Usage(3, 4), False),
         (b'{"usage":{"prompt_tokens":3,"total_tokens":3}}', Usage(3, 0), False),
+        (b'{"results":[],"usage":{"total_tokens":5}}', Usage(5, 0), False),
+        (b'{"usage":{"total_tokens":5,"completion_tokens":2}}', Usage(3, 2), False),
+        (b'{"usage":{"total_tokens":5,"completion_tokens":7}}', Usage(0, 7), False),
+        (b'{"usage":{"total_tokens":5,"prompt_tokens":0}}', Usage(0, 0), False),
+        (b'{"usage":{"total_tokens":true}}', Usage(0, 0), False),
+        (b'{"usage":{"total_tokens":"5"}}', Usage(0, 0), False),
+        (b'{"usage":{"total_tokens":99999999999999999999999}}', Usage(0, 0), False),
+        (b'{"usage":{"prompt_tokens":3,"total_tokens":"odd"}}', Usage(3, 0), False),
         (b'{"choices":[],"usage":null}', None, False),
         (b'{"choices":[]}', None, False),
         (b'{"choices":[],"usage":{"prompt_tokens":null}}', None, True),
@@ -167,6 +177,8 @@ def test_no_engine_error_raises(body: bytes, status: int) -> None:
 )
 def test_usage_is_read_where_it_makes_sense(document: bytes, usage: Usage | None, lone: bool) -> None:
     assert read_usage(document) == (usage, lone)
+    if usage is not None:
+        assert read_reply_usage(document) == usage
 
 
 def test_every_name_that_can_be_asked_for_is_listed() -> None:
@@ -179,6 +191,22 @@ def test_every_name_that_can_be_asked_for_is_listed() -> None:
     assert first["max_model_len"] == first["context_length"] == 2048
     assert second["root"] == "org/tiny"
     assert "aliases" not in second
+
+
+def test_an_adapter_is_listed_with_the_model_that_it_belongs_to() -> None:
+    model = replace(MODEL, loras=(Lora(name=ModelName("sql"), source="/secret/place"),))
+    row = json.loads(list_models([model], 17))["data"][-1]
+    assert row == {
+        "id": "sql",
+        "object": "model",
+        "created": 17,
+        "owned_by": "llmgw",
+        "max_model_len": 2048,
+        "context_length": 2048,
+        "parent": "org/tiny",
+    }
+    assert json.loads(show_model(model, "sql", 17)) == row
+    assert "parent" not in json.loads(show_model(model, "gpt", 17))
 
 
 def test_a_model_is_shown_under_the_name_that_was_asked_for() -> None:

@@ -6,14 +6,35 @@ from typing import Any
 
 import pytest
 
-from llmgw.admin.views import Concern, ModelStatus, ModelView, NodeState, NodeView, Origin
+from llmgw.admin.views import (
+    Concern,
+    LeftOut,
+    ModelStatus,
+    ModelView,
+    NodeEngines,
+    NodeState,
+    NodeView,
+    Origin,
+    PluginView,
+)
 from llmgw.core.fleet import FleetStatistics, ModelStatistics, NodeStatistics
-from llmgw.core.model import Model
-from llmgw.core.node import Disk, Node, NodeId
+from llmgw.core.model import Model, Task
+from llmgw.core.node import Disk, EngineFound, Node, NodeId
 from llmgw.core.placement import Rejected, Verdict
 from llmgw.core.rejection import Reason, Rejection
-from llmgw.core.replica import Replica, ReplicaId, ShardId, ShardSpec, ShardState
-from llmgw.server.looking import count, find_concerns, lost_nodes, view_model, view_nodes, view_replicas
+from llmgw.core.replica import Load, Replica, ReplicaId, ShardId, ShardSpec, ShardState
+from llmgw.engines import READY, Command, EngineInfo, Health, Launch, SourceKind, hookimpl
+from llmgw.engines.registry import Found, open_engine
+from llmgw.errors import Problem
+from llmgw.server.looking import (
+    count,
+    find_concerns,
+    lost_nodes,
+    view_engines,
+    view_model,
+    view_nodes,
+    view_replicas,
+)
 
 NOW = 1000.0
 N1 = NodeId("n1")
@@ -123,11 +144,22 @@ def test_nodes_stand_by_name(node: Node) -> None:
 
 
 def test_a_replica_shows_how_long_and_why(node: Node, a_replica: Replicas) -> None:
-    failed = a_replica(ShardState.ENDED, cause="out of memory", lines=("a", "b"))
+    failed = a_replica(ShardState.ENDED, cause="out of memory", remedy="buy some", lines=("a", "b"))
     (view,) = view_replicas(fleet_of(node, failed), NOW)
     assert (view.replica, view.shard, view.epoch, view.engine, view.node) == ("rep-1", "shd-1", 3, "e", "n1")
     assert (view.state, view.seconds_in_state, view.cause, view.lines) == ("ended", 61.3, "out of memory", ("a", "b"))
-    assert (view.progress, view.running) == (None, None)
+    assert (view.remedy, view.progress, view.running) == ("buy some", None, None)
+
+
+def test_a_replica_shows_what_its_engine_counts_and_no_nought_for_what_it_does_not(
+    node: Node, a_replica: Replicas
+) -> None:
+    load = Load(running=2, waiting=0, cache_used=0.25, prompt_tokens=90, cached_tokens=60, steps=7)
+    busy, silent = a_replica(ShardState.READY, 1, load=load), a_replica(ShardState.READY, 2)
+    told, untold = view_replicas(fleet_of(node, busy, silent), NOW)
+    assert (told.running, told.waiting, told.cache_used) == (2, 0, 0.25)
+    assert (told.prompt_tokens, told.cached_tokens, told.steps) == (90, 60, 7)
+    assert (untold.running, untold.cache_used, untold.prompt_tokens, untold.steps) == (None, None, None, None)
 
 
 def test_what_runs_on_a_lost_node_is_unreachable(node: Node, a_replica: Replicas) -> None:
@@ -207,6 +239,74 @@ def test_only_what_is_wrong_is_a_concern(a_model: Any, a_replica: Replicas) -> N
         Concern(kind="model", name="m2", message="failed: rep-1 ended on n1: it broke"),
         Concern(kind="model", name="m3", message="waiting"),
     ]
+
+
+def test_a_binary_that_can_not_start_is_a_concern_and_one_with_a_fault_is_none() -> None:
+    engines = (
+        EngineFound(engine="e", program=("/opt/e", "-m", "x"), checked=True, broken="libe.so.1 is missing"),
+        EngineFound(engine="f", program=("/opt/f",), checked=True, problems=("--x is old",)),
+    )
+    node = NodeView(node="a", state=NodeState.READY, connected=True, engines=engines)
+    assert find_concerns([node], []) == [
+        Concern(kind="node", name="a", message="e can't be used (/opt/e -m x): libe.so.1 is missing")
+    ]
+
+
+class Able:
+    """An engine that can nearly all."""
+
+    @hookimpl
+    def engine_describe(self) -> EngineInfo:
+        return EngineInfo(
+            title="Able",
+            default_binary="able-server",
+            sources=frozenset({SourceKind.FILE}),
+            tasks=frozenset({Task.RERANK, Task.CHAT}),
+            tensor_parallel=True,
+            span_nodes=True,
+            projector=True,
+            reasoning_parser=True,
+        )
+
+    @hookimpl
+    def engine_build_command(self, launch: Launch) -> Command:
+        return Command(argv=launch.program)
+
+    @hookimpl
+    def engine_read_health(self, status: int | None, body: str) -> Health:
+        return READY
+
+
+def test_engines_are_the_plugins_those_left_out_and_what_the_nodes_have(node: Node) -> None:
+    plugins = Found(
+        engines={"z": open_engine("z", Able()), "able": open_engine("able", Able())},
+        origins={"able": "distribution able 2.0"},
+        problems=(Problem(key="engine f", message="plugin f can't be imported"),),
+    )
+    nodes = view_nodes(fleet_of(node), (Link(N1, connected=True), Link(NodeId("n2"), connected=True)))
+    view = view_engines(plugins, nodes)
+    able, z = view.plugins
+    assert able == PluginView(
+        name="able",
+        title="Able",
+        binary="able-server",
+        tasks=("chat", "rerank"),
+        cpu=False,
+        tp=True,
+        pp=False,
+        nodes=True,
+        loras=False,
+        mmproj=True,
+        tool_parser=False,
+        reasoning_parser=True,
+        origin="distribution able 2.0",
+    )
+    assert (z.name, z.origin) == ("z", None)
+    assert view.left_out == (LeftOut(plugin="engine f", reason="plugin f can't be imported"),)
+    assert view.nodes == (
+        NodeEngines(node="n1", state=NodeState.READY, engines=node.engines),
+        NodeEngines(node="n2", state=NodeState.JOINING),
+    )
 
 
 def test_states_are_counted() -> None:

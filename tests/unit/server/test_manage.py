@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -15,15 +15,16 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from llmgw.admin.manage import create_app
 from llmgw.admin.management import Refused
-from llmgw.admin.views import AddedModel, ModelStatus, NodeState, Origin, Removed
+from llmgw.admin.views import AddedModel, ModelStatus, NodeState, Origin, Removed, ToolsChecked
 from llmgw.config.definition import Definition, parse_definitions
 from llmgw.core.events import NodeRegistered, ShardChanged
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardState
+from llmgw.dialects.toolcheck import Report, Verdict
 from llmgw.engines import READY, Command, EngineInfo, Health, Launch, SourceKind, hookimpl
-from llmgw.engines.registry import Engine, open_engine
+from llmgw.engines.registry import Engine, Found, open_engine
 from llmgw.errors import ConfigError, LlmgwError, Problem
 from llmgw.server.manage import ACT_SECONDS, Manage, Reread
 from llmgw.server.pages import serve_pages
@@ -37,7 +38,14 @@ class Toy:
 
     @hookimpl
     def engine_describe(self) -> EngineInfo:
-        return EngineInfo(title="E", default_binary="e", sources=frozenset({SourceKind.FILE}), file_suffixes=(".gguf",))
+        return EngineInfo(
+            title="E",
+            default_binary="e",
+            sources=frozenset({SourceKind.FILE}),
+            file_suffixes=(".gguf",),
+            loras=True,
+            projector=True,
+        )
 
     @hookimpl
     def engine_validate(self, model: Model, profile: Profile) -> list[Problem]:
@@ -123,13 +131,20 @@ class Bench:
         self.links: tuple[Link, ...] = ()
         self.reread: Reread | ConfigError | None = None
         self.applied = 0
+        self.checks_hang = False
+        self.check_began, self.check_left = trio.Event(), trio.Event()
         self.manage = Manage(
             self.scheduler,
-            engines=ENGINES,
+            plugins=Found(
+                engines=ENGINES,
+                origins={"e": "distribution e 2.0"},
+                problems=(Problem(key="engine f", message="plugin f can't be imported: no module g"),),
+            ),
             store=store,
             declared=written,
             links=lambda: self.links,
             reread=self._reread,
+            check_tools=self._check_tools,
             wall=lambda: WHEN,
         )
 
@@ -138,6 +153,16 @@ class Bench:
         if isinstance(self.reread, ConfigError):
             raise self.reread
         return self.reread
+
+    async def _check_tools(self, model: Model, replica: str | None) -> ToolsChecked:
+        if self.checks_hang:
+            self.check_began.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.check_left.set()
+        report = Report(verdict=Verdict.WORKS, message="tool calls work", remedy=None, exchanges=())
+        return ToolsChecked(model=model.name, replica=replica or "rep-1", node="n1", engine="e", check=report)
 
     def apply(self) -> None:
         self.applied += 1
@@ -286,6 +311,53 @@ async def test_a_name_that_is_taken_is_refused_and_says_by_whom(make: Make, a_mo
     assert (error.status, error.code) == (409, "name_taken")
     assert [str(problem) for problem in error.problems] == [said]
     assert list(bench.store.kept) == ["stored"]
+
+
+ADAPTED = text_of("adapted") + "loras:\n- {name: sql, source: /sql.gguf}\nmmproj: /eyes.gguf\n"
+
+
+@pytest.mark.parametrize(
+    ("where", "by"),
+    [
+        ("stored", "stored (`llmgw ctl model rm adapted` removes it)"),
+        ("declared", "declared at server.yaml:8:4"),
+    ],
+)
+async def test_an_adapter_s_name_is_nobody_else_s(make: Make, where: str, by: str) -> None:
+    (adapted,) = parse_definitions(ADAPTED, "server.yaml", ENGINES)
+    bench = await (make(Store(adapted.model)) if where == "stored" else make(written=(adapted,)))
+    texts = {
+        "m.yaml:1:1 name": text_of("sql"),
+        "m.yaml:2:1 aliases": text_of("new", alias="sql"),
+        "m.yaml:8:4 loras[0].name": ADAPTED.replace("adapted", "new"),
+    }
+    for place, text in texts.items():
+        error = await refused(bench, text)
+        assert [str(problem) for problem in error.problems] == [
+            f"{place}: 'sql' is taken already: it is an adapter of adapted, {by}"
+        ]
+
+
+async def test_whoever_names_an_adapter_is_told_its_model(make: Make) -> None:
+    bench = await make(Store(*(each.model for each in parse_definitions(ADAPTED, "m.yaml", ENGINES))))
+    assert bench.manage.model("sql").model.name == "adapted"
+    with pytest.raises(Refused, match=r"^sql is an adapter of adapted: give that name$"):
+        await bench.manage.remove("sql")
+
+
+async def test_adapters_and_what_else_is_read_need_whole_paths_too(make: Make) -> None:
+    text = ADAPTED.replace("/sql.gguf", "sql.gguf").replace("/eyes.gguf", "eyes.gguf")
+    projector, lora = await wrong(await make(), text)
+    assert projector.startswith("dir/m.yaml:9:1 mmproj: 'eyes.gguf' is no whole path")
+    assert lora.startswith("dir/m.yaml:8:15 loras[0].source: 'sql.gguf' is no whole path")
+
+
+async def test_what_engines_are_told_is_kept_and_shown(make: Make) -> None:
+    bench = await make()
+    await bench.manage.add("m.yaml", text_of("m", more="  pp: 1\n  env: {A: 1}\n"), replace=False)
+    await bench.settled()
+    assert bench.manage.model("m").definition.profiles[0].env == {"A": "1"}
+    assert bench.store.kept["m"].model.profiles[0].env == {"A": "1"}
 
 
 async def test_one_clash_refuses_the_whole_file(make: Make, a_model: Any) -> None:
@@ -489,6 +561,31 @@ async def test_a_program_adds_and_removes_over_the_port(make: Make, nursery: tri
         assert (await client.get(f"{url}/org%2Fnew")).status_code == 404
 
 
+async def test_tools_are_checked_under_any_name_of_a_model(make: Make) -> None:
+    bench = await make(written=declared("qwen-coder", alias="coder"))
+    assert (await bench.manage.tool_check("coder", None)).model == "qwen-coder"
+    assert (await bench.manage.tool_check("qwen-coder", "rep-7")).replica == "rep-7"
+    with pytest.raises(Refused, match="there is no model qwen-code; did you mean qwen-coder"):
+        await bench.manage.tool_check("qwen-code", None)
+
+
+async def test_whoever_leaves_the_port_takes_the_check_with_it(make: Make, nursery: trio.Nursery) -> None:
+    bench = await make(written=declared("m"))
+    bench.checks_hang = True
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    await nursery.start(
+        partial(serve_pages, create_app(bench.manage, listen_host="127.0.0.1"), listening, drain_seconds=0)
+    )
+    with trio.fail_after(60):
+        stream = await trio.open_tcp_stream("127.0.0.1", port)
+        async with stream:
+            head = "POST /tool-check HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+            await stream.send_all(f'{head}Content-Length: 13\r\n\r\n{{"model":"m"}}'.encode())
+            await bench.check_began.wait()
+        await bench.check_left.wait()
+
+
 async def test_nodes_models_and_replicas_are_shown_as_they_are(
     make: Make, node: Any, a_model: Any, a_report: Any
 ) -> None:
@@ -512,6 +609,22 @@ async def test_nodes_models_and_replicas_are_shown_as_they_are(
     status = manage.status()
     assert (status.nodes, status.models, status.replicas) == ({"ready": 1}, {"ready": 1}, {"ready": 1})
     assert (status.memory_gb, status.memory_booked_gb, status.concerns) == (16.0, 1.0, ())
+
+
+async def test_engines_are_the_servers_plugins_and_the_nodes_binaries(make: Make, node: Any) -> None:
+    bench = await make()
+    bench.links = (Link(NodeId("n1")), Link(NodeId("n2")))
+    ailing = replace(node.engines[0], checked=True, broken="libe.so.1 is missing")
+    await bench.scheduler.post(NodeRegistered(node=replace(node, engines=(ailing,))))
+    await bench.settled()
+    view = bench.manage.engines()
+    assert [(plugin.name, plugin.origin) for plugin in view.plugins] == [("e", "distribution e 2.0")]
+    assert [(each.plugin, each.reason) for each in view.left_out] == [
+        ("engine f", "plugin f can't be imported: no module g")
+    ]
+    assert [(each.node, each.engines) for each in view.nodes] == [("n1", (ailing,)), ("n2", None)]
+    (concern,) = bench.manage.status().concerns
+    assert (concern.name, concern.message) == ("n1", "e can't be used (e): libe.so.1 is missing")
 
 
 async def test_a_declared_model_shows_where_and_why_it_does_not_run(make: Make, node: Any) -> None:

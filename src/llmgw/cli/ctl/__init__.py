@@ -8,12 +8,15 @@ from llmgw.cli.commands import CommandTable
 
 COMMANDS = {
     "cert": "Make and look at the certificates of server and nodes; works on files alone.",
+    "engine-check": "Check the flags that an engine would get against those its binary knows.",
+    "engines": "The engine plugins, and the binary that each node has for them.",
     "model": "Add, remove and show models while the server runs.",
     "models": "The models, whether they serve, and what their replicas do.",
     "nodes": "The nodes, what they have, and when they were last heard of.",
     "reload": "Read server.yaml again.",
     "replicas": "The replicas, how far they have come, and why one failed.",
     "status": "The whole in a few lines, and what needs you.",
+    "tool-check": "Check whether tool calls work at a model, and if not, why.",
 }
 
 

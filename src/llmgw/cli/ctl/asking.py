@@ -28,6 +28,10 @@ _MEASURED = {
     "free_gb",
     "running",
     "waiting",
+    "cache_used",
+    "prompt_tokens",
+    "cached_tokens",
+    "steps",
 }
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -53,17 +57,17 @@ def operator_options(command: Command) -> Any:
         address = find_address(server, config, environ=os.environ)
         return command(asked=Asked(operator=Operator(address), as_json=as_json, watch=watch), **rest)
 
-    decorated: Any = gather
-    for decorate in (
-        click.option("--watch", is_flag=True, help="Look again every 2 s, until Ctrl-C."),
-        click.option("--json", "as_json", is_flag=True, help="Write the server's answer as it is."),
-        click.option(
-            "--config", type=click.Path(path_type=Path, dir_okay=False), help="The server.yaml that names the port."
-        ),
-        click.option("--server", metavar="URL", help="The operator port, as http://127.0.0.1:9090."),
-    ):
-        decorated = decorate(decorated)
-    return decorated
+    watching = click.option("--watch", is_flag=True, help="Look again every 2 s, until Ctrl-C.")
+    as_it_is = click.option("--json", "as_json", is_flag=True, help="Write the server's answer as it is.")
+    return server_options(as_it_is(watching(gather)))
+
+
+def server_options(command: Command) -> Command:
+    """--server and --config, which say where to ask."""
+    file = click.Path(path_type=Path, dir_okay=False)
+    config = click.option("--config", type=file, help="The server.yaml that names the port.")
+    server = click.option("--server", metavar="URL", help="The operator port, as http://127.0.0.1:9090.")
+    return server(config(command))
 
 
 def show(asked: Asked, path: str, draw: Draw, *, until: Callable[[Any], bool] = lambda answer: False) -> None:

@@ -24,3 +24,8 @@ def ago(seconds: float | None) -> str:
     if seconds is not None and round(seconds) == 0:
         return "now"
     return UNKNOWN if seconds is None else f"{lasted(seconds)} ago"
+
+
+def percent(part: float | None, whole: float | None) -> str:
+    """A share in whole percents; of nothing there is none."""
+    return UNKNOWN if part is None or not whole else f"{part / whole:.0%}"

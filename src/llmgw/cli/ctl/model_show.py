@@ -9,7 +9,7 @@ import click
 
 from llmgw.cli.ctl.asking import Asked, operator_options, show
 from llmgw.cli.ctl.client import as_word
-from llmgw.cli.ctl.drawing import Block, Grid, shown
+from llmgw.cli.ctl.drawing import Block, Grid, listed, shown
 from llmgw.cli.ctl.figures import lasted
 from llmgw.cli.ctl.replicas import draw as draw_replicas
 
@@ -51,7 +51,10 @@ def _facts(model: dict[str, Any], definition: dict[str, Any], added_at: float | 
         "status": model.get("detail"),
         "aliases": ", ".join(definition["aliases"]) or None,
         "kept": kept,
+        "task": definition.get("task"),
         "source": definition["source"],
+        "mmproj": definition.get("mmproj"),
+        "loras": ", ".join(lora["name"] for lora in definition.get("loras", ())) or None,
         "context": definition.get("context_length"),
         "output": definition.get("max_output"),
         "scaling": f"min {scaling['min']}, max {scaling['max']}, idle {lasted(scaling['idle_timeout_seconds'])}",
@@ -61,7 +64,7 @@ def _facts(model: dict[str, Any], definition: dict[str, Any], added_at: float | 
 
 def _profiles(definition: dict[str, Any]) -> Grid:
     return Grid(
-        columns=("PROFILE", "ENGINE", "PRIORITY", "CLASS", "TP", "ARGS"),
+        columns=("PROFILE", "ENGINE", "PRIORITY", "CLASS", "TP", "PP", "PARSERS", "ARGS"),
         rows=tuple(
             (
                 shown(profile["name"]),
@@ -69,6 +72,8 @@ def _profiles(definition: dict[str, Any]) -> Grid:
                 str(profile["priority"]),
                 shown(profile.get("gpu_class")),
                 str(profile["tp"]),
+                shown(profile.get("pp")),
+                listed([profile[key] for key in ("tool_parser", "reasoning_parser") if profile.get(key)]),
                 shown(" ".join(profile["args"])),
             )
             for profile in definition["profiles"]

@@ -71,6 +71,13 @@ def test_json_behind_a_pipe_is_a_line_for_each_change(capsys: pytest.CaptureFixt
     assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [READY, LOST]
 
 
+def test_what_an_engine_counts_while_it_works_is_no_change(capsys: pytest.CaptureFixture[str]) -> None:
+    busy = {**READY, "replicas": [{"running": 1, "waiting": 0, "cache_used": 0.1, "steps": 5, "cached_tokens": 1}]}
+    busier = {**READY, "replicas": [{"running": 2, "waiting": 9, "cache_used": 0.9, "steps": 6, "prompt_tokens": 7}]}
+    watch(busy, busier)
+    assert capsys.readouterr().out == "it is ready\n\n"
+
+
 def test_a_server_that_is_started_anew_is_waited_for(capsys: pytest.CaptureFixture[str]) -> None:
     silence = NoAnswer("nothing answers at http://127.0.0.1:1")
     watch(READY, silence, silence, READY)
@@ -151,8 +158,8 @@ ODD = [
     b"not json",
     b"\xff",
     b"[" * 100_000,
-    b'{"nodes": 5, "models": 5, "replicas": 5}',
-    b'{"nodes": [5], "models": [5], "replicas": [5]}',
+    b'{"nodes": 5, "models": 5, "replicas": 5, "plugins": 5, "left_out": 5}',
+    b'{"nodes": [5], "models": [5], "replicas": [5], "plugins": [5], "left_out": [5]}',
     b'{"nodes": [{"node": "n", "state": "ready", "replicas": [], "heard_seconds_ago": NaN}], "models": [{}]}',
 ]
 
@@ -166,6 +173,8 @@ ODD = [
         ("nodes --watch", "GET /nodes"),
         ("models --json", "GET /models"),
         ("replicas", "GET /replicas"),
+        ("engines", "GET /engines"),
+        ("engine-check e --node n", "GET /engines"),
         ("model show m", "GET /models/m"),
         ("model rm m --watch", "DELETE /models/m"),
         ("reload", "POST /reload"),

@@ -11,8 +11,8 @@ from llmgw.cli.ctl import COMMANDS, command
 from llmgw.cli.ctl import model as model_table
 
 HEAVY = ("trio", "httpx", "quart", "hypercorn", "asyncio")
-# Made by the commands themselves, each its own way.
-ELSEWHERE = {"cert"}
+# Those that can do without a server, each with options of its own.
+ELSEWHERE = {"cert", "engine-check", "tool-check"}
 
 
 def asking() -> list[tuple[str, ...]]:
@@ -35,7 +35,7 @@ def run_in_program(*words: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("model",), *asking()], ids=" ".join)
+@pytest.mark.parametrize("words", [(), ("model",), ("engine-check",), ("tool-check",), *asking()], ids=" ".join)
 def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     _, code, *loaded = run_in_program(*words, "--help").split()
     assert code == "0"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw.cli.ctl.figures import ago, lasted, share_gb
+from llmgw.cli.ctl.figures import ago, lasted, percent, share_gb
 
 
 @pytest.mark.parametrize(
@@ -19,3 +19,19 @@ def test_durations_are_in_whole_seconds() -> None:
 
 def test_how_long_ago_begins_with_now() -> None:
     assert (ago(0.2), ago(2.0), ago(7200.0), ago(None)) == ("now", "2s ago", "2h ago", "-")
+
+
+@pytest.mark.parametrize(
+    ("part", "whole", "cell"),
+    [
+        (0.254, 1.0, "25%"),
+        (60, 90, "67%"),
+        (0, 90, "0%"),
+        (0, 0, "-"),
+        (None, 90, "-"),
+        (60, None, "-"),
+        (1.0, 1.0, "100%"),
+    ],
+)
+def test_a_part_of_nothing_is_no_percentage(part: float | None, whole: float | None, cell: str) -> None:
+    assert percent(part, whole) == cell

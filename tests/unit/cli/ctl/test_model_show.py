@@ -10,11 +10,25 @@ DETAIL: dict[str, Any] = {
     "definition": {
         "name": "m",
         "source": "/m.gguf",
+        "task": "chat",
+        "mmproj": "/mmproj.gguf",
+        "loras": [{"name": "sql", "source": "/sql"}, {"name": "law", "source": "/law"}],
         "aliases": ["a", "b"],
         "context_length": 8192,
         "scaling": {"min": 1, "max": 2, "idle_timeout_seconds": 900.0},
         "profiles": [
-            {"name": "tp2", "engine": "e", "priority": 100, "gpu_class": "h100", "tp": 2, "args": ["-x", "1"]}
+            {
+                "name": "tp2",
+                "engine": "e",
+                "priority": 100,
+                "gpu_class": "h100",
+                "tp": 2,
+                "pp": 3,
+                "tool_parser": "hermes",
+                "reasoning_parser": "qwen3",
+                "args": ["-x", "1"],
+            },
+            {"name": "cpu", "engine": "e", "priority": 0, "tp": 1, "pp": 1, "args": []},
         ],
     },
     "replicas": [],
@@ -32,12 +46,16 @@ def test_a_model_is_shown_whole(port: Any, ctl: Any) -> None:
         "status    n1: no GPU\n"
         "aliases   a, b\n"
         f"kept      stored, added {added}\n"
+        "task      chat\n"
         "source    /m.gguf\n"
+        "mmproj    /mmproj.gguf\n"
+        "loras     sql, law\n"
         "context   8192\n"
         "scaling   min 1, max 2, idle 15m\n"
         "\n"
-        "PROFILE  ENGINE  PRIORITY  CLASS  TP  ARGS\n"
-        "tp2      e       100       h100   2   -x 1\n"
+        "PROFILE  ENGINE  PRIORITY  CLASS  TP  PP  PARSERS       ARGS\n"
+        "tp2      e       100       h100   2   3   hermes,qwen3  -x 1\n"
+        "cpu      e       0         -      1   1   -\n"
         "\n"
         "NODE  PROFILE  REASON  DETAIL\n"
         "n1    tp2      no_gpu  no GPU\n"
@@ -66,12 +84,13 @@ def test_its_replicas_are_among_it(port: Any, ctl: Any) -> None:
         "state": "ended",
         "seconds_in_state": 2.0,
         "cause": "it broke",
+        "remedy": "mend it",
         "lines": ["the last word"],
     }
     port.will_answer("GET", "/models/m", {**DETAIL, "replicas": [replica], "rejections": []})
     said = ctl("model", "show", "m").out
     assert "failed  2s ago" in said
-    assert "  the last word\n" in said
+    assert "cause   it broke\nremedy  mend it\nthe last lines of its engine:\n  the last word\n" in said
     assert "REASON" not in said
 
 
