@@ -69,6 +69,7 @@ def engine_describe() -> EngineInfo:
         reasoning_parser=True,
         health_path="/health",
         load_path="/metrics",
+        context_path="/props",
         stop_signal="SIGTERM",
         stop_grace_seconds=10.0,
         owned_by="llamacpp",
@@ -174,6 +175,16 @@ def engine_read_log(line: str) -> LogFact | None:
 @hookimpl
 def engine_read_exit(lines: tuple[str, ...], code: int | None, signal: int | None) -> Cause | None:
     return exits.read(lines, code, signal)
+
+
+@hookimpl
+def engine_read_context(text: str) -> int | None:
+    # Of one slot, after all that divides and caps it.
+    try:
+        tokens = json.loads(text)["default_generation_settings"]["n_ctx"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return tokens if type(tokens) is int and tokens > 0 else None
 
 
 @hookimpl

@@ -27,6 +27,7 @@ from llmgw.engines import (
     Task,
     Version,
     hookimpl,
+    read_max_model_len,
 )
 from llmgw_sglang import command, environment, exits, flags, history, logs, metrics, parsers, probe
 
@@ -56,6 +57,7 @@ def engine_describe() -> EngineInfo:
         reasoning_parser=True,
         health_path="/health",
         load_path="/metrics",
+        context_path="/v1/models",
         stop_signal="SIGTERM",
         # It lets the requests that run come to their end, and then its processes one after the other.
         stop_grace_seconds=30.0,
@@ -140,6 +142,11 @@ def engine_read_log(line: str) -> LogFact | None:
 @hookimpl
 def engine_read_exit(lines: tuple[str, ...], code: int | None, signal: int | None) -> Cause | None:
     return exits.read(lines, code, signal)
+
+
+@hookimpl
+def engine_read_context(text: str) -> int | None:
+    return read_max_model_len(text)
 
 
 @hookimpl

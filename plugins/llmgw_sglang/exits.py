@@ -69,11 +69,6 @@ _RULES = (
     ),
     rule(
         CauseKind.WEIGHTS_MISSING,
-        r"is not a local folder and is not a valid model identifier|Unrecognized model in ",
-        "there is no model at the source: see that it is there on this node, and is the model's folder or repository",
-    ),
-    rule(
-        CauseKind.WEIGHTS_MISSING,
         r"Failed to load LoRA adapter ([^\s:]+)",
         "see that the adapter {0} was made for this model, and that its source is there",
     ),

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from llmgw.engines import FlagStyle, Problem, find_owned, split_args
+from llmgw.engines import value_of as find_value
 
 # Tried with the parser of 0.5.23: --tp 2 is --tp-size 2; --tp_size and --model.path are refused.
 STYLE = FlagStyle(equals=True, underscores=False, abbreviations=True, dotted=False)
@@ -58,8 +59,7 @@ def is_given(args: Sequence[str], *names: str) -> bool:
 
 def value_of(args: Sequence[str], *names: str) -> str | None:
     """The first value of the last of these flags: "" when nothing follows it, None when none is given."""
-    values = [given.values for given in split_args(args, STYLE) if given.name in names]
-    return None if not values else values[-1][0] if values[-1] else ""
+    return find_value(args, STYLE, *names)
 
 
 def check_args(args: Sequence[str]) -> list[Problem]:
@@ -81,7 +81,7 @@ def check_replicas(args: Sequence[str]) -> list[Problem]:
     given = value_of(args, *_REPLICAS)
     if given in (None, "1") or is_given(args, *_WITHIN_TP):
         return []
-    text = f"{_REPLICAS[0]} {given} takes the cards of {given} replicas, and llmgw has booked those of one: take it out"
+    text = f"{_REPLICAS[0]} {given} takes the cards of {given} replicas, and a replica has those of one: take it out"
     text += " and set scaling.min, or add --enable-dp-attention, which stays within tp"
     return [Problem(key="args", message=text)]
 

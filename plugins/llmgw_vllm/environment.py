@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from llmgw.engines import Launch
+import re
+from collections.abc import Iterator
+
+from llmgw.engines import Launch, split_args
+from llmgw_vllm.flags import STYLE
 from llmgw_vllm.releases import is_for_cpu
 
 # Some two hundred settings are read from VLLM_* alone, a key and ports among them; a service that Kubernetes calls
@@ -18,6 +22,11 @@ _CACHES = {
     "FLASHINFER_WORKSPACE_BASE": "flashinfer",
     "CUDA_CACHE_PATH": "cuda",
 }
+
+# What else is fetched from the hub; the draft of a speculative config is a part of its JSON.
+_SOURCES = ("--tokenizer", "--hf-config-path", "--spec-model")
+_DRAFT = ("--speculative-config", "-sc")
+_MODEL = re.compile(r'"model"\s{0,9}:\s{0,9}"([^"]+)"')
 
 # Its own limit for a start is 10 minutes, whatever the size of the weights; llmgw has that of the profile.
 _READY_SECONDS = "86400"
@@ -35,7 +44,7 @@ def build(launch: Launch) -> dict[str, str]:
     if launch.gpus is not None:
         # "" is none at all: an absent variable would be all.
         env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
-    if _is_path(launch.source) and all(_is_path(lora.source) for lora in launch.loras):
+    if all(map(_is_path, _sources(launch))):
         env["HF_HUB_OFFLINE"] = "1"
     return env | _fabric(launch) | _threads(launch)
 
@@ -69,6 +78,16 @@ def _threads(launch: Launch) -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(max(1, launch.threads // workers)),
     }
+
+
+def _sources(launch: Launch) -> Iterator[str]:
+    yield launch.source
+    yield from (lora.source for lora in launch.loras)
+    for given in split_args(launch.args, STYLE):
+        if given.name in _SOURCES or (given.name in _DRAFT and given.key == "model"):
+            yield from given.values[:1]
+        elif given.name in _DRAFT and given.key is None:
+            yield from _MODEL.findall("".join(given.values[:1]))
 
 
 def _is_path(source: str) -> bool:

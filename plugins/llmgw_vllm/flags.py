@@ -49,7 +49,7 @@ _OWNED_ENV = {
         *("VLLM_DP_SIZE", "VLLM_DP_RANK", "VLLM_DP_RANK_LOCAL", "VLLM_DP_MASTER_IP", "VLLM_DP_MASTER_PORT"),
     ),
     "the fabric's address": ("VLLM_HOST_IP",),
-    "nothing: vLLM picks the ports between its processes": ("VLLM_PORT",),
+    "the ports that it picks on the node": ("VLLM_PORT",),
 }
 OWNED_ENV = {name: instead for instead, names in _OWNED_ENV.items() for name in names}
 

@@ -18,9 +18,11 @@ import openai
 import pytest
 import yaml
 from lab.cluster import Agent, Authority, Lab, Server
-from lab.running import wait_for, write_model
+from lab.running import FAKES, wait_for, write_model
 from lab.wire import CHAT, Wire, chat, error_code, get, post
 
+from llmgw.host.process import find_marked
+from llmgw.host.state import StateFolder
 from llmgw.pki.authority import certificate_pem, issue_node, key_pem
 from llmgw.pki.files import AuthorityFolder
 
@@ -335,6 +337,176 @@ def test_tools_are_checked_at_the_engine_of_the_replica_that_is_named(pair: tupl
         refused = server.ctl("tool-check", *words)
         assert (refused.returncode, refused.stdout) == (1, "")
         assert said in refused.stderr
+    server.check_health()
+
+
+class Binary:
+    """An engine's program on one node, which may be replaced by another, as an upgrade does it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def engines(self) -> dict[str, dict[str, str]]:
+        """What agent.yaml says of it."""
+        return {"fake": {"bin": str(self.path)}}
+
+    def put(self, probe: str = "", *, version: str = "1.0") -> Binary:
+        """The fake engine of this version, whose ``--version`` and ``--help`` are spoiled so (FAKE_PROBE)."""
+        run = f"exec '{sys.executable}' '{FAKES / 'fake_engine.py'}' \"$@\""
+        if version != "1.0":
+            run = f'[ "$1" = --version ] && echo fake_engine {version} && exit\n{run}'
+        made = self.path.with_suffix(".new")
+        made.write_text(f"#!/bin/sh\nexport FAKE_PROBE='{probe}'\n{run}\n")
+        made.chmod(0o755)
+        made.rename(self.path)
+        return self
+
+
+@pytest.fixture
+def binary(tmp_path: Path) -> Binary:
+    return Binary(tmp_path / "bin" / "fake-engine")
+
+
+def wait_checked(server: Server, node: str, **facts: Any) -> dict[str, Any]:
+    """The engine of a node, once all of this is said of it."""
+
+    def look() -> dict[str, Any] | None:
+        for each in server.look("engines")["nodes"]:
+            for found in (each.get("engines") or ()) if each["node"] == node else ():
+                if found["engine"] == "fake" and facts.items() <= found.items():
+                    assert isinstance(found, dict)
+                    return found
+        return None
+
+    return wait_for(look, f"{node}'s engine, {facts}")
+
+
+def test_a_node_whose_binary_lacks_a_library_gets_nothing_until_that_is_repaired(
+    lab: Lab, model: Callable[..., Path], binary: Binary
+) -> None:
+    server = lab.server()
+    broken = lab.agent("n1", server, engines=binary.put("library").engines)
+    found = wait_checked(server, "n1", checked=True)
+    assert (found["starts"], found["missing_libraries"]) == (False, ["libfake.so.1"])
+    server.add(model())
+    why = "the shared library libfake.so.1 is missing"
+    wait_for(lambda: server.look("status")["models"].get("waiting"), "its verdict")
+    shown = json.loads(server.ctl("model", "show", "m", "--json").stdout)
+    (rejection,) = shown["rejections"]
+    assert (rejection["node"], rejection["reason"]) == ("n1", "engine_broken")
+    assert f"{binary.path} can't run fake: {why}" in rejection["detail"]
+    # each place that an operator looks at names it, with what to do about it
+    remedy = "install what brings libfake.so.1"
+    for words, state in ((("model", "show", "m"), "engine_broken"), (("engines",), "broken"), (("status",), "waiting")):
+        said = server.ctl(*words).stdout
+        assert state in said.replace(":", " ").split(), said
+        assert why in said, said
+        assert remedy in said, said
+    checked = server.ctl("engine-check", "fake", "--node", "n1")
+    assert checked.returncode == 1
+    assert why in checked.stdout
+    # another node that can run it gets it, and this one once it can
+    lab.agent("n2", server)
+    (replica,) = server.wait_ready()
+    assert replica["node"] == "n2"
+    assert (server.replicas("failed"), broken.engines()) == ([], [])
+    assert server.ctl("model", "add", "--replace", "-f", str(model(2))).returncode == 0
+    wait_for(lambda: server.look("status")["models"].get("waiting"), "the second one's verdict")
+    assert broken.engines() == []
+    binary.put()
+    assert {replica["node"] for replica in server.wait_ready(2)} == {"n1", "n2"}
+    assert wait_checked(server, "n1", checked=True, version="1.0")["problems"] == []
+    assert server.look("status")["concerns"] == []
+    assert server.ctl("engine-check", "fake", "--node", "n1").returncode == 0
+    server.check_health()
+
+
+def test_a_binary_that_is_replaced_is_checked_again_beside_its_running_engine(
+    lab: Lab, model: Callable[..., Path], binary: Binary
+) -> None:
+    server = lab.server()
+    agent = lab.agent("n1", server, engines=binary.put().engines)
+    wait_checked(server, "n1", version="1.0")
+    server.add(model())
+    server.wait_ready()
+    pid = agent.engine.pid
+    binary.put(version="1.1")
+    found = wait_checked(server, "n1", version="1.1")
+    assert found.get("broken") is None
+    rows = [line.split() for line in server.ctl("engines").stdout.splitlines()]
+    assert ["n1", "fake", "1.1", "ok", str(binary.path)] in rows
+    # a release that knows a flag no more: nothing new is placed on it, and what runs is left alone
+    binary.put("without=--alias", version="2.0")
+    found = wait_checked(server, "n1", version="2.0")
+    assert found["starts"] is True
+    assert "--alias" in found["broken"]
+    assert "llmgw passes --alias" in server.ctl("status").stdout
+    assert server.chat().status == 200
+    assert agent.engine.pid == pid
+    server.check_health()
+
+
+def test_a_program_that_hangs_when_it_is_tried_is_ended_by_the_next_agent(
+    lab: Lab, model: Callable[..., Path], binary: Binary
+) -> None:
+    server = lab.server()
+    agent = lab.agent("n1", server, engines=binary.put("hang").engines)
+    prefix = StateFolder(agent.state).marker_prefix()
+
+    def find() -> list[int]:
+        return [stat.pid for stat in find_marked(prefix)]
+
+    try:
+        left = wait_for(find, "the probe")
+        agent.kill()
+        assert find() == left
+        binary.put()
+        agent.start()
+        wait_for(lambda: not set(find()) & set(left), "the end of the probe")
+        wait_checked(server, "n1", version="1.0")
+        assert f"process {left[0]} is ours" in agent.log
+        server.add(model())
+        server.wait_ready()
+        assert server.chat().status == 200
+    finally:
+        for pid in find():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+    server.check_health()
+
+
+def test_a_replica_that_failed_shows_what_to_do_above_its_last_lines(lab: Lab, tmp_path: Path) -> None:
+    server = lab.server()
+    agent = lab.agent("n1", server)
+    lines = ("loading: layer 1", "fatal: the weights are corrupt", "giving up: loading failed")
+    words = [f"--print-line={line}" for line in lines]
+    path = write_model(tmp_path / "model", "--crash-at-start", "--exit-code=3", *words, scaling={"min": 1, "max": 1})
+    server.add(path)
+    # (it is tried again meanwhile, and fails again)
+    (replica,) = wait_for(lambda: server.replicas("ended"), "its failure")
+    assert (replica["cause"], replica["remedy"]) == ("the weights are corrupt", "fetch the weights again")
+    assert replica["lines"] == list(lines)
+    row = ["rep-m-1", "m", "n1", "failed"]
+
+    def look() -> str | None:
+        table, _, below = server.ctl("replicas").stdout.partition("\n\n")
+        return below if row in [line.split()[:4] for line in table.splitlines()] else None
+
+    assert wait_for(look, "its row").splitlines() == [
+        "rep-m-1 on n1:",
+        "cause   the weights are corrupt",
+        "remedy  fetch the weights again",
+        "the last lines of its engine:",
+        *(f"  {line}" for line in lines),
+    ]
+    said = "model m: failed: rep-m-1 ended on n1: the weights are corrupt"
+    wait_for(lambda: said in server.ctl("status").stdout, "its word in the status")
+    assert "rep-m-1 ended on n1: the weights are corrupt (failure 1 in a row" in server.log
+    assert server.ctl("model", "rm", "m").returncode == 0
+    wait_for(lambda: not server.look("replicas")["replicas"], "its end")
+    assert agent.engines() == []
     server.check_health()
 
 

@@ -17,6 +17,7 @@ import pytest
 import yaml
 from lab.cluster import Agent, Lab, Server, run_llmgw
 from lab.running import wait_for, write_model
+from lab.wire import post
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -119,9 +120,25 @@ def test_it_serves_whole_and_streamed(server: Server, agent: Agent, tiny: Path, 
     assert replica["cached_tokens"] > 0
     assert 0 <= replica["cache_used"] <= 1
     told = server.ctl("tool-check", "tiny", "--json")
-    assert json.loads(told.stdout)["verdict"] == "refuses", told.stdout
-    assert told.returncode == 6
+    assert told.returncode == 6, told.stdout + told.stderr
+    check = json.loads(told.stdout)["check"]
+    assert check["verdict"] == "refuses"
+    assert "tool_parser" in check["remedy"]
     remove(server, "tiny")
+
+
+def test_it_embeds_and_ranks(server: Server, agent: Agent, tiny: Path, tmp_path: Path) -> None:
+    # The last of a flag counts: for pooling on a CPU its workers want whole floats.
+    server.add(define(tmp_path, tiny, "vectors", "--dtype", "float32", task="embed"))
+    wait_for(server.replicas, "a ready replica", LOAD_SECONDS)
+    client = openai.OpenAI(base_url=server.base_url, api_key="none", max_retries=0)
+    found = client.embeddings.create(model="vectors", input=["hello world", "the quick brown fox"])
+    assert [len(each.embedding) for each in found.data] == [128, 128]
+    asked = {"model": "vectors", "query": "fox", "documents": ["hello", "the fox"]}
+    ranked = server.ask(post("/v1/rerank", json.dumps(asked).encode()))
+    assert ranked.status == 200, ranked
+    assert len(ranked.json["results"]) == 2
+    remove(server, "vectors")
 
 
 def check_failure(server: Server, cause: str, remedy: str) -> None:
@@ -173,11 +190,13 @@ def test_weights_that_are_cut_off_are_named(server: Server, agent: Agent, tiny: 
 def test_engine_check_tells_what_would_break(vllm: Path, tiny: Path, tmp_path: Path) -> None:
     good = run_llmgw("ctl", "engine-check", "vllm", "--bin", str(vllm), "--json")
     assert good.returncode == 0, good.stderr
-    assert {flag["state"] for flag in json.loads(good.stdout)["flags"]} == {"ok"}
+    (check,) = json.loads(good.stdout)["checks"]
+    assert {flag["state"] for flag in check["flags"]} == {"ok"}
     bad = define(tmp_path, tiny, "m", "--swap-space", "4", "--no-such-flag", "--dtype", "bf17")
     told = run_llmgw("ctl", "engine-check", "vllm", "--bin", str(vllm), "--profile", str(bad), "--json")
     assert told.returncode == 1, told.stderr
-    states = {flag["flag"]: flag["state"] for flag in json.loads(told.stdout)["profiles"][0]["flags"]}
+    (check,) = json.loads(told.stdout)["checks"]
+    states = {flag["flag"]: flag["state"] for flag in check["flags"]}
     assert states["--swap-space"] == "removed"
     assert states["--no-such-flag"] == "unknown"
     assert states["--dtype"] == "wrong_value"

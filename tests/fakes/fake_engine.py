@@ -31,14 +31,17 @@ FAKE_PROBE in the environment spoils ``--version`` and ``--help``, by words betw
     without=FLAG     the help has no such flag, and a launch that gives it fails
     deprecated=FLAG  the help says that the flag is deprecated
 
-GET /fake/requests tells every request seen and how it ended; POST /fake/health {"status": N, "body": "...",
-"silent": true} changes the health from now on; POST /fake/exit {"code": N} ends the process.
+GET /fake/requests tells every request seen, the SHA-256 of its body, and how it ended; POST /fake/health
+{"status": N, "body": "...", "silent": true} changes the health from now on; POST /fake/exit {"code": N} ends the
+process.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import base64
+import hashlib
 import json
 import os
 import signal
@@ -64,6 +67,7 @@ class Seen:
     version: str
     headers: list
     body: object
+    sha256: str
     connection: int
     state: str = "open"
     left_after: float | None = None
@@ -157,7 +161,7 @@ async def read_request(conn, number):
     except ValueError:
         content = body.decode("latin-1")
     keep = named.get("connection", "").lower() != "close" and version == "HTTP/1.1"
-    return Seen(number, method, path, version, headers, content, conn.number), keep
+    return Seen(number, method, path, version, headers, content, hashlib.sha256(body).hexdigest(), conn.number), keep
 
 
 def error_body(shape, status, message="the fake engine was asked to fail"):
@@ -320,6 +324,8 @@ class Engine:
             await reply.whole(status, error_body(shape, status), "text/html" if shape == "html" else "application/json")
         elif path == "/v1/embeddings":
             await reply.whole(200, json.dumps(embeddings(body)))
+        elif path == "/v1/rerank":
+            await reply.whole(200, json.dumps(rerank(body)))
         elif path in ("/v1/chat/completions", "/v1/completions"):
             self.prompt_tokens += 7
             write = stream if body.get("stream") else whole
@@ -336,9 +342,12 @@ class Engine:
             case "/metrics":
                 await reply.whole(200, self.metrics(), "text/plain")
             case "/v1/models":
-                await reply.whole(200, json.dumps({"object": "list", "data": [{"id": self.options.alias}]}))
+                model = {"id": self.options.alias}
+                if self.options.says_context:
+                    model["max_model_len"] = self.options.says_context
+                await reply.whole(200, json.dumps({"object": "list", "data": [model]}))
             case "/fake/requests":
-                await reply.whole(200, json.dumps([asdict(seen) for seen in self.seen if seen.path.startswith("/v1/")]))
+                await reply.whole(200, json.dumps([asdict(seen) for seen in self.asked()]))
             case "/fake/health":
                 self.health = body
                 await reply.whole(200, "{}")
@@ -349,9 +358,13 @@ class Engine:
             case _:
                 await reply.whole(404, "{}")
 
+    def asked(self):
+        """What was asked of the model."""
+        return [seen for seen in self.seen if seen.path.startswith("/v1/") and seen.path != "/v1/models"]
+
     def metrics(self):
         """Of each prompt after the first the cache had all but one token; a step is a byte of an answer."""
-        steps = sum(seen.bytes_written for seen in self.seen if seen.path.startswith("/v1/"))
+        steps = sum(seen.bytes_written for seen in self.asked())
         running = sum(seen.state == "open" and seen.path.startswith("/v1/") for seen in self.seen)
         cached = max(self.prompt_tokens - 7, 0) // 7 * 6
         counts = {"running": running, "waiting": 0, "cache_percent": min(10 * running, 100)}
@@ -374,9 +387,20 @@ class Engine:
 def embeddings(body):
     texts = body.get("input", "")
     count = len(texts) if isinstance(texts, list) else 1
-    data = [{"object": "embedding", "index": at, "embedding": [0.25, -0.5, 1.0]} for at in range(count)]
+    vector = [0.25, -0.5, 1.0]
+    if body.get("encoding_format") == "base64":
+        vector = base64.b64encode(struct.pack("<3f", *vector)).decode()
+    data = [{"object": "embedding", "index": at, "embedding": vector} for at in range(count)]
     usage = {"prompt_tokens": 3 * count, "total_tokens": 3 * count}
     return {"object": "list", "model": body.get("model"), "data": data, "usage": usage}
+
+
+def rerank(body):
+    """The longer a document, the better. The tokens are told in total alone, as some engines do."""
+    documents = body.get("documents") or []
+    best = sorted(range(len(documents)), key=lambda at: -len(documents[at]))[: body.get("top_n")]
+    results = [{"index": at, "relevance_score": len(documents[at]) / 100} for at in best]
+    return {"model": body.get("model"), "results": results, "usage": {"total_tokens": 4 * len(documents)}}
 
 
 def usage_of(fake, tokens):
@@ -564,6 +588,7 @@ FLAGS = {
     "--rank": {"type": int, "default": 0, "help": "which of them this is; of no effect"},
     "--meet": {"default": "", "metavar": "HOST:PORT", "help": "where they meet; of no effect"},
     "--headless": {"action": "store_true", "help": "work for another rank: never listen"},
+    "--says-context": {"type": int, "default": 0, "help": "max_model_len in /v1/models; 0 leaves it out"},
     "--load-seconds": {"type": float, "default": 0.0, "help": "/health is 503 so long"},
     "--never-ready": {"action": "store_true"},
     "--ready-when": {"default": "", "help": "/health is 503 until this file is there"},

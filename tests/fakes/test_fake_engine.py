@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import re
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -117,6 +120,24 @@ async def test_a_whole_answer_a_completion_and_embeddings(port):
     assert [event["choices"][0]["text"] for event in streamed] == ["Ein ", ""]
     vectors = await ask(port, {"model": "m", "input": ["a", "b"]}, path="/v1/embeddings")
     assert len(json.loads(vectors.partition(b"\r\n\r\n")[2])["data"]) == 2
+    packed = await ask(port, {"model": "m", "input": "a", "encoding_format": "base64"}, path="/v1/embeddings")
+    (row,) = json.loads(packed.partition(b"\r\n\r\n")[2])["data"]
+    assert struct.unpack("<3f", base64.b64decode(row["embedding"])) == (0.25, -0.5, 1.0)
+
+
+async def test_the_longest_document_is_ranked_first(port):
+    body = {"model": "m", "query": "q", "documents": ["a", "abc", "ab"], "top_n": 2}
+    ranked = json.loads((await ask(port, body, path="/v1/rerank")).partition(b"\r\n\r\n")[2])
+    assert [result["index"] for result in ranked["results"]] == [1, 2]
+    assert ranked["usage"] == {"total_tokens": 12}
+
+
+async def test_what_was_sent_is_told_by_its_hash(port):
+    body = chat(stream=False, tokens=1) | {"user": "hashed"}
+    await ask(port, body)
+    told = await ask(port, None, path="/fake/requests", method="GET")
+    (seen,) = [each for each in json.loads(told.partition(b"\r\n\r\n")[2]) if each["body"].get("user") == "hashed"]
+    assert seen["sha256"] == hashlib.sha256(json.dumps(body).encode()).hexdigest()
 
 
 @pytest.mark.parametrize(

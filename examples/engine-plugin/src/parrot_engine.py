@@ -30,6 +30,7 @@ from llmgw.engines import (
     find_owned,
     hookimpl,
     read_argparse_help,
+    read_max_model_len,
     rule,
 )
 
@@ -66,6 +67,7 @@ def engine_describe() -> EngineInfo:
         tool_parser=True,
         health_path="/health",
         load_path="/metrics",
+        context_path="/v1/models",
         stop_signal="SIGTERM",
         stop_grace_seconds=5.0,
         probe_seconds=10.0,
@@ -144,6 +146,11 @@ def engine_read_log(line: str) -> LogFact | None:
 @hookimpl
 def engine_read_exit(lines: tuple[str, ...], code: int | None, signal: int | None) -> Cause | None:
     return diagnose(lines, code, signal, RULES, generic=re.compile("FATAL: could not start"))
+
+
+@hookimpl
+def engine_read_context(text: str) -> int | None:
+    return read_max_model_len(text)
 
 
 @hookimpl

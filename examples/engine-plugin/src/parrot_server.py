@@ -83,7 +83,8 @@ class Handler(BaseHTTPRequestHandler):
         if self.path == "/health":
             return self.reply(503 if parrot.greeting is None else 200, {})
         if self.path == "/v1/models":
-            return self.reply(200, {"object": "list", "data": [{"id": parrot.options.name, "owned_by": "parrot"}]})
+            model = {"id": parrot.options.name, "owned_by": "parrot", "max_model_len": parrot.options.context}
+            return self.reply(200, {"object": "list", "data": [model]})
         if self.path == "/metrics":
             figures = {"running": parrot.running, "heard_words": parrot.heard, "said_words": parrot.said}
             return self.send("text/plain", "".join(f"parrot_{name} {value}\n" for name, value in figures.items()))

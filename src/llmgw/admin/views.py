@@ -76,8 +76,9 @@ class NodeView:
 class ReplicaView:
     """A replica. ``state`` is its shard's, or ``unreachable`` while its node is lost.
 
-    ``cause``, ``remedy`` and ``lines`` (the engine's last) are of one that failed: its state is ``ended`` until its
-    next try. The counters are the engine's own, since its start.
+    ``cause``, ``kind``, ``remedy`` and ``lines`` (the engine's last) are of one that failed: its state is ``ended``
+    until its next try. ``context_length`` is how many tokens a request may have as the engine says,
+    ``context_promised`` as its model does. The counters are the engine's own, since its start.
     """
 
     replica: str
@@ -91,8 +92,11 @@ class ReplicaView:
     seconds_in_state: float
     progress: str | None = None
     cause: str | None = None
+    kind: str | None = None
     remedy: str | None = None
     lines: tuple[str, ...] | None = None
+    context_length: int | None = None
+    context_promised: int | None = None
     running: int | None = None
     waiting: int | None = None
     cache_used: float | None = None

@@ -83,7 +83,7 @@ async def _tell_end(tools: Tools, record: ShardRecord) -> ShardReport:
         cause = f"stopped, because no engine plugin is called {record.spec.profile.engine} any more"
     else:
         cause = "ended while no agent was watching it"
-        named = engine.read_exit(lines, None, None)
+        named = await trio.to_thread.run_sync(engine.read_exit, lines, None, None)
         if named is not None:
             cause, remedy = f"{cause}: {named.line}", named.remedy
     log.warning("shard %s: %s", record.spec.id, cause)

@@ -82,7 +82,8 @@ async def examine(
     else:
         commands = tuple(_join(probe, built) for probe in engine.build_probe(program))
         outputs, fault = await _run(engine, program, commands, marker)
-    version = engine.read_probe(outputs)
+    # In a thread, as all that reads whole texts: a help has hundreds of flags, and other shards are looked after here.
+    version = await trio.to_thread.run_sync(engine.read_probe, outputs)
     if fault is None and version is None and outputs:
         first = next((line for output in outputs for line in _lines(output)), "nothing")
         fault = _Fault(
@@ -135,7 +136,7 @@ async def _run(
         outputs.append(output)
         if output.code != 0:
             libraries = await find_missing(command, output, limit_seconds, marker=marker)
-            fault = _explain_exit(engine, asked, output, libraries)
+            fault = await trio.to_thread.run_sync(_explain_exit, engine, asked, output, libraries)
             # A release whose help is called otherwise runs all the same.
             return outputs, replace(fault, breaks=fault.breaks or len(outputs) == 1)
     return outputs, None

@@ -20,7 +20,7 @@ from llmgw.agent.settings import AgentSettings
 from llmgw.agent.tree import serve_node
 from llmgw.config.agent import AgentConfig
 from llmgw.core.node import NodeId
-from llmgw.engines.registry import load_engines
+from llmgw.engines.registry import find_engines
 from llmgw.errors import only_ours
 from llmgw.host.limits import raise_file_limit
 from llmgw.host.signals import stop_signals
@@ -52,12 +52,14 @@ async def _main(config: AgentConfig) -> None:
         engine_ports=config.engine_ports,
         binaries={name: each.bin for name, each in config.engines.items() if each.bin is not None},
     )
+    # (whoever read the configuration has told of those that are left out)
+    engines = find_engines().engines
     async with trio.open_nursery() as root:
         stopping = trio.Event()
         patience = trio.CancelScope()
         root.start_soon(_watch_signals, stopping, patience)
         await root.start(reactor.serve)
-        node = functools.partial(serve_node, dialer, engines=load_engines(), settings=settings, places=places)
+        node = functools.partial(serve_node, dialer, engines=engines, settings=settings, places=places)
         await root.start(node)
         await root.start(dialer.serve)
         log.warning("node %s is up; its server is %s", config.node, config.server.url)

@@ -85,7 +85,7 @@ async def run_shard(
             telling.state(ShardState.ENDED)
         else:
             log.info("shard %s ended: %s", spec.id, end.cause)
-            telling.state(ShardState.ENDED, cause=end.cause, remedy=end.remedy, lines=end.lines)
+            telling.state(ShardState.ENDED, cause=end.cause, kind=end.kind, remedy=end.remedy, lines=end.lines)
     finally:
         held.close()
 
@@ -187,6 +187,8 @@ async def _watch(held: Held) -> End:
         if end is not None:
             return end
         held.ready = True
+    if held.serves:
+        await _ask_context(held)
     held.telling.state(ShardState.READY)
     missed = 0
     while not await _exits_within(held, held.pace.health):
@@ -216,10 +218,8 @@ async def _wait_ready(held: Held) -> End | None:
         if await _exits_within(held, pause):
             return await _explain_exit(held)
         pause = min(pause * 1.5, held.pace.loading)
-        for line in await trio.to_thread.run_sync(held.read_log):
-            fact = held.engine().read_log(line)
-            if fact is not None:
-                held.telling.progress(fact.progress)
+        for progress in await trio.to_thread.run_sync(_read_progress, held):
+            held.telling.progress(progress)
         health = _judge(held, await _ask(held, held.engine().info.health_path))
         if health is None or health.state is HealthState.LOADING:
             continue
@@ -233,6 +233,12 @@ async def _wait_ready(held: Held) -> End | None:
         if unproven is None:
             return None
     return await _explain_timeout(held, limit_seconds, unproven)
+
+
+def _read_progress(held: Held) -> list[str]:
+    """What the new lines tell. In a thread: there may be a megabyte of them."""
+    facts = map(held.engine().read_log, held.read_log())
+    return [fact.progress for fact in facts if fact is not None]
 
 
 async def _prove(held: Held, deadline: float) -> str | None:
@@ -262,6 +268,18 @@ async def _exits_within(held: Held, seconds: float) -> bool:
 def _judge(held: Held, reply: Reply | None) -> Health | None:
     """What the answer of the health path means; None when none came."""
     return None if reply is None else held.engine().read_health(reply.status, reply.body)
+
+
+async def _ask_context(held: Held) -> None:
+    """What it was started with is not what it serves: engines cap a context by the model's, or by their memory."""
+    path = held.engine().info.context_path
+    reply = await _ask(held, path) if path is not None else None
+    tokens = None if reply is None or reply.status != 200 else held.engine().read_context(reply.body)
+    held.telling.context(tokens)
+    promised = held.spec.model.context_length
+    if tokens is not None and promised is not None and tokens < promised:
+        text = "shard %s takes %d tokens a request, and its model promises context_length %d"
+        log.warning(text, held.spec.id, tokens, promised)
 
 
 async def _ask_load(held: Held) -> None:

@@ -46,6 +46,16 @@ def check_source(source: str, engine: Engine, *, what: str = "source") -> None:
             pass
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise EngineFailed(f"{what} {source!r} can't be read: {why}") from error
+        raise EngineFailed(f"{what} {source!r} can't be read: {why}", remedy=_remedy(error)) from error
     if SourceKind.FILE not in takes:
         raise EngineFailed(f"{what} {source} is a file, and {engine.info.title} takes a repository or a folder of one")
+
+
+def _remedy(error: Exception) -> str | None:
+    match error:
+        case FileNotFoundError() | NotADirectoryError():
+            return "put it there on this node, or mend the path in the model's definition"
+        case PermissionError():
+            return "let the user that llmgw runs as read it, and enter each folder above it"
+        case _:
+            return None

@@ -34,11 +34,14 @@ class Telling:
         state: ShardState,
         *,
         cause: str | None = None,
+        kind: str | None = None,
         remedy: str | None = None,
         lines: tuple[str, ...] = (),
     ) -> None:
         """A step of the shard's life. What was said of the step before does not hold for this one."""
-        report = replace(self.last, state=state, progress=None, cause=cause, remedy=remedy, lines=lines, load=Load())
+        report = replace(
+            self.last, state=state, progress=None, cause=cause, kind=kind, remedy=remedy, lines=lines, load=Load()
+        )
         if state in (ShardState.STOPPING, ShardState.ENDED):
             report = replace(report, endpoint=None)
         self._tell(report)
@@ -46,6 +49,10 @@ class Telling:
     def process(self, pid: int, endpoint: Endpoint | None) -> None:
         """Which process it is, and where it will be reached; None where it serves nobody."""
         self._tell(replace(self.last, pid=pid, endpoint=endpoint))
+
+    def context(self, tokens: int | None) -> None:
+        """How many tokens a request may have, as the engine says; told with the next word."""
+        self.last = replace(self.last, context_length=tokens)
 
     def progress(self, progress: str | None) -> None:
         """One line for a person who waits; None when there is nothing to say."""

@@ -270,10 +270,6 @@ def _profile(stanza: Section, engines: Collection[str], places: dict[str, str], 
         later.append("profiles.weight")
     if profile.gpu_class is not None:
         later.append("profiles.gpu_class")
-    if profile.tp != default.tp:
-        later.append("profiles.tp")
-    if profile.pp != default.pp:
-        later.append("profiles.pp")
     stanza.close()
     return profile
 

@@ -77,11 +77,20 @@ class FleetStatistics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
-    """How a shard ended: why, what to do about it, and its engine's last lines."""
+    """How a shard ended: why, of what kind that is, what to do about it, and its engine's last lines."""
 
     cause: str
+    kind: str | None = None
     remedy: str | None = None
     lines: tuple[str, ...] = ()
+
+
+def _short_of_context(report: ShardReport, replica: Replica) -> str:
+    """What an engine takes less than clients are told; "" when nothing."""
+    takes, promised = report.context_length, replica.shard.model.context_length
+    if takes is None or promised is None or takes >= promised:
+        return ""
+    return f"; it takes {takes} tokens a request, and its model promises context_length {promised}"
 
 
 class Fleet:
@@ -279,6 +288,7 @@ class Fleet:
             state=report.state if ours else ShardState.STOPPING,
             since=now,
             endpoint=report.endpoint,
+            context_length=report.context_length,
             progress=report.progress,
             load=report.load,
         )
@@ -334,7 +344,7 @@ class Fleet:
         if report.state not in MAY_FOLLOW[replica.state]:
             return
         if report.state is ShardState.ENDED:
-            end = End(cause=report.cause or NO_CAUSE, remedy=report.remedy, lines=report.lines)
+            end = End(cause=report.cause or NO_CAUSE, kind=report.kind, remedy=report.remedy, lines=report.lines)
             self._end(life, end, now)
             return
         changed = report.state is not replica.state
@@ -345,6 +355,7 @@ class Fleet:
             state=report.state,
             since=now if changed else replica.since,
             endpoint=report.endpoint or replica.endpoint,
+            context_length=report.context_length,
             progress=report.progress,
             load=report.load,
         )
@@ -354,7 +365,9 @@ class Fleet:
             if life.launched_at is not None:
                 seconds = self._load_seconds[replica.model] = now - life.launched_at
                 after = f" after {format_duration(seconds)}"
-            self._announce(replica, f"{replica.id} is ready on {replica.shard.node}{after}")
+            self._announce(
+                replica, f"{replica.id} is ready on {replica.shard.node}{after}{_short_of_context(report, replica)}"
+            )
 
     def _count_health(self, life: Life, now: float) -> None:
         """To be called as it leaves its state: an engine that dies may be reported as stopping before it has ended."""
@@ -383,6 +396,7 @@ class Fleet:
             endpoint=None,
             progress=None,
             cause=end.cause,
+            kind=end.kind,
             remedy=end.remedy,
             lines=end.lines,
             load=Load(),

@@ -95,8 +95,11 @@ class Load:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
-    """What an agent says of one shard. ``cause`` names in one line why it ended, ``remedy`` what to do about it;
-    ``lines`` are the engine's last."""
+    """What an agent says of one shard.
+
+    ``cause`` names in one line why it ended, ``kind`` in one word, ``remedy`` what to do about it; ``lines`` are the
+    engine's last. ``context_length`` is how many tokens a request may have, as the engine says.
+    """
 
     shard: ShardId
     replica: ReplicaId
@@ -105,7 +108,9 @@ class ShardReport:
     endpoint: Endpoint | None = None
     pid: int | None = None
     progress: str | None = None
+    context_length: int | None = None
     cause: str | None = None
+    kind: str | None = None
     remedy: str | None = None
     lines: tuple[str, ...] = ()
     load: Load = Load()
@@ -123,7 +128,9 @@ class Replica:
     since: float
     endpoint: Endpoint | None = None
     progress: str | None = None
+    context_length: int | None = None
     cause: str | None = None
+    kind: str | None = None
     remedy: str | None = None
     lines: tuple[str, ...] = ()
     load: Load = Load()

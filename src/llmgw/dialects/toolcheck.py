@@ -159,6 +159,15 @@ def ask_about_tools(model: str) -> Generator[Request, Reply, Findings]:
     return Findings(exchanges=tuple(exchanges), calls=calls, tokens_without=counts[0], tokens_with=counts[1])
 
 
+def advance(steps: Generator[Request, Reply, Findings], reply: Reply | None) -> Request | Findings:
+    """The next request after this reply (None: the first), or what was found. Reading a long reply takes a while."""
+    try:
+        return next(steps) if reply is None else steps.send(reply)
+    except StopIteration as done:
+        found: Findings = done.value
+        return found
+
+
 def _ask(
     request: Request, model: str, fields: Mapping[str, object], spared: dict[str, object], sent: Mapping[str, object]
 ) -> Generator[Request, Reply, Reply]:

@@ -4,6 +4,7 @@ The map of this room:
 
 - ``hookspecs.py``  the hooks: what a plugin may answer, each with its promise
 - ``types.py``      the facts that pass either way, re-exported here
+- ``answers.py``    what several engines answer in the same form
 - ``causes.py``     why an engine ended: rules over its last lines
 - ``flags.py``      a command line as flags and values, and the flags that a help text lists
 - ``check.py``      the flags that would be passed, against those that a binary knows
@@ -22,6 +23,7 @@ import pluggy
 
 from llmgw.core.model import Lora, Model, ModelName, Profile, Task
 from llmgw.core.replica import Load
+from llmgw.engines.answers import read_max_model_len
 from llmgw.engines.causes import Rule, diagnose, rule
 from llmgw.engines.flags import Given, find_owned, read_argparse_help, split_args, value_of
 from llmgw.engines.types import (
@@ -86,6 +88,7 @@ __all__ = [
     "find_owned",
     "hookimpl",
     "read_argparse_help",
+    "read_max_model_len",
     "rule",
     "split_args",
     "value_of",

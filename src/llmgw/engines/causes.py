@@ -231,8 +231,9 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         CauseKind.WEIGHTS_MISSING,
-        r"HFValidationError: Repo id must be|Cannot find any model weights|does not appear to have a file named",
-        "there are no weights at the source: see that the path is there on this node, and is the model's folder",
+        r"HFValidationError: Repo id must be|Cannot find any model weights|does not appear to have a file named"
+        r"|is not a local folder and is not a valid model identifier|Unrecognized model in ",
+        "there is no model at the source: see that the path, or the repository, is there and is the whole model's",
     ),
     rule(
         CauseKind.ARCHITECTURE,

@@ -97,7 +97,7 @@ def check_launch(engine: Engine, launch: Launch) -> tuple[FlagFinding, ...]:
     given = split_args(words, engine.info.flag_style)
     # What keys of the profile ask for is the profile's as much as its args are.
     plain = replace(launch, tool_parser=None, reasoning_parser=None, args=())
-    ours = {(each.name, each.values) for each in split_args(_words(engine, plain), engine.info.flag_style)}
+    ours = {each.name for each in split_args(_words(engine, plain), engine.info.flag_style)}
     # A profile's args come last and untouched.
     own = len(words) - len(launch.args)
     at = len(words) - sum(len(each.words) for each in given)
@@ -105,7 +105,7 @@ def check_launch(engine: Engine, launch: Launch) -> tuple[FlagFinding, ...]:
     for each in given:
         at += len(each.words)
         state, detail = _judge(each, given, engine.info, launch.version)
-        given_by = "profile" if at > own or (each.name, each.values) not in ours else "llmgw"
+        given_by = "profile" if at > own or each.name not in ours else "llmgw"
         findings.append(FlagFinding(flag=each.name, given_by=given_by, state=state, detail=detail))
     return tuple(dict.fromkeys(findings))
 

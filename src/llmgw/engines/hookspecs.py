@@ -93,5 +93,10 @@ def engine_read_exit(lines: tuple[str, ...], code: int | None, signal: int | Non
 
 
 @hookspec(firstresult=True)
+def engine_read_context(text: str) -> int | None:
+    """How many tokens one request may have, prompt and answer together, from the text of the context path."""
+
+
+@hookspec(firstresult=True)
 def engine_read_load(text: str) -> Load | None:
     """How busy the engine is, from the text of its load path."""

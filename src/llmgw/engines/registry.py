@@ -135,15 +135,24 @@ class Engine:
         remedy = " ".join(cause.remedy.split()) if cause.remedy else None
         return replace(cause, line=" ".join(cause.line.split()), remedy=remedy or None)
 
+    def read_context(self, text: str) -> int | None:
+        """How many tokens one request may have as the engine serves now, or None."""
+        tokens = self._ask("engine_read_context", int, text=text)
+        return tokens if tokens is not None and 0 < tokens <= MAX_COUNT else None
+
     def read_load(self, text: str) -> Load | None:
         """How busy the engine is, or None. What can't be so is left out: the server would refuse the whole report."""
         load = self._ask("engine_read_load", Load, text=text)
         return None if load is None else _possible(load)
 
     def _reachable(self, command: Command) -> Command:
-        """The command, with the plugin's folder where Python looks if it runs the embedded program."""
-        module = self.embedded.module if self.embedded is not None else ""
-        if self._folder is None or command.argv[1:3] != ("-m", module):
+        """The command, with the plugin's folder where Python looks if it runs what lies there: the embedded program, or
+        a script that was installed along with it."""
+        if self._folder is None:
+            return command
+        embedded = self.embedded is not None and command.argv[1:3] == ("-m", self.embedded.module)
+        inside = os.path.join(self._folder, "")
+        if not embedded and not any(str(program).startswith(inside) for program in command.argv[:1]):
             return command
         above = command.env.get("PYTHONPATH") or os.environ.get("PYTHONPATH")
         path = os.pathsep.join((self._folder, above)) if above else self._folder

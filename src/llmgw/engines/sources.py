@@ -75,13 +75,13 @@ def _read_folder(folder: Path, problems: list[Problem]) -> list[Source]:
         return []
     inside = [each for each in distributions(path=[str(folder)]) if _lies_in(each, folder)]
     found = _read_distributions(inside, problems)
-    if found and str(folder) not in sys.path:
-        # Last: what somebody installed there shadows nothing that llmgw itself imports.
-        sys.path.append(str(folder))
     # A module that came with a distribution is that one's, and no plugin by itself.
     brought = {str(file) for each in inside for file in each.files or ()}
     brought |= {f"{source.value.partition(':')[0]}.py" for source in found}
     own = [path for path in files if not path.name.startswith((".", "_")) and path.name not in brought]
+    if (found or own) and str(folder) not in sys.path:
+        # For what they import of their own. Last: nothing there shadows what llmgw itself imports.
+        sys.path.append(str(folder))
     return [replace(source, folder=str(folder)) for source in (*found, *map(_file, own))]
 
 

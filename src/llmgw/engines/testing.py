@@ -399,6 +399,18 @@ class EngineContract:
             self._read_exit((), None, number)
             self._read_exit((), 128 + number, None)
 
+    def test_reading_the_context_is_pure_and_total(self) -> None:
+        """A request has a whole number of tokens, or nobody knows."""
+
+        @_HARD
+        @given(_GARBAGE)
+        def read(text: str) -> None:
+            self._read_context(text)
+
+        read()
+        for text in (*_ODD, *self.log):
+            self._read_context(text)
+
     def test_reading_the_load_is_pure_and_total(self) -> None:
         """No count is below 0, and a share is 0 to 1."""
 
@@ -500,6 +512,11 @@ class EngineContract:
             _expect(isinstance(cause.kind, CauseKind), f"{cause.kind!r} is no CauseKind")
             _expect(_is_line(cause.line), f"one line, and not an empty one: {cause!r}")
             _expect(cause.remedy is None or _is_line(cause.remedy), f"one line, and not an empty one: {cause!r}")
+
+    def _read_context(self, text: str) -> None:
+        tokens = _twice(lambda: self._hooks.engine_read_context(text=text))
+        whole = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0
+        _expect(tokens is None or whole, f"tokens are a whole number above 0: {tokens!r}")
 
     def _read_load(self, text: str) -> None:
         load = _twice(lambda: self._hooks.engine_read_load(text=text))

@@ -98,7 +98,8 @@ class EngineInfo:
 
     ``file_suffixes`` (".gguf") tell which files are its own kind. ``owned_by`` is what its ``/v1/models`` says there.
     What it can't do (``tasks``, ``tensor_parallel``, ``loras``, ``projector``, ``tool_parser`` ...) is refused by llmgw
-    in a definition that asks for it. ``probe_seconds``: how long its probe may take on a busy machine.
+    in a definition that asks for it. ``context_path`` tells how long a request may be. ``probe_seconds``: how long its
+    probe may take on a busy machine.
     """
 
     title: str
@@ -117,6 +118,7 @@ class EngineInfo:
     reasoning_parser: bool = False
     health_path: str = "/health"
     load_path: str | None = None
+    context_path: str | None = None
     stop_signal: str = "SIGTERM"
     stop_grace_seconds: float = 10.0
     probe_seconds: float = 20.0

@@ -199,7 +199,8 @@ def _replace(path: Path, content: bytes) -> None:
     ``filename``."""
     fresh = path.with_suffix(".fresh")
     try:
-        with fresh.open("wb") as file:
+        # A profile's env may hold a token, and the folder be one that others may look into.
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())

@@ -12,7 +12,7 @@ from llmgw.core.fleet import Fleet, ModelStatistics
 from llmgw.core.model import Model, Task
 from llmgw.core.node import NodeId
 from llmgw.core.replica import Endpoint, Replica, ShardState
-from llmgw.dialects.toolcheck import CHAT_PATH, Findings, Parsers, Request, ask_about_tools, judge
+from llmgw.dialects.toolcheck import CHAT_PATH, Findings, Parsers, Request, advance, ask_about_tools, judge
 from llmgw.dialects.toolreplies import Reply
 from llmgw.door.steps import Destination
 from llmgw.door.upstream import Pool
@@ -75,19 +75,17 @@ class ToolChecks:
     async def _ask(self, pool: Pool, address: Destination, served_name: str) -> Findings:
         until = trio.current_time() + CHECK_SECONDS
         steps = ask_about_tools(served_name)
-        try:
-            request: Request = next(steps)
-            while True:
-                left = until - trio.current_time()
-                if left <= 0:
-                    reply = Reply(problem=f"not asked: the check has taken its {CHECK_SECONDS:g} s")
-                else:
-                    seconds = min(left, EXCHANGE_SECONDS)
-                    reply = await ask_engine(pool, address, CHAT_PATH, request.body, seconds=seconds)
-                request = steps.send(reply)
-        except StopIteration as done:
-            found: Findings = done.value
-            return found
+        step = advance(steps, None)
+        while isinstance(step, Request):
+            left = until - trio.current_time()
+            if left <= 0:
+                reply = Reply(problem=f"not asked: the check has taken its {CHECK_SECONDS:g} s")
+            else:
+                seconds = min(left, EXCHANGE_SECONDS)
+                reply = await ask_engine(pool, address, CHAT_PATH, step.body, seconds=seconds)
+            # In a thread: an engine may answer with megabytes, and nobody else is served meanwhile.
+            step = await trio.to_thread.run_sync(advance, steps, reply)
+        return step
 
     def _parsers(self, replica: Replica) -> Parsers:
         # as its engine was started: by now the catalog may say otherwise

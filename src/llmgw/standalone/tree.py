@@ -28,7 +28,7 @@ from llmgw.core.node import NodeId
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import ShardState
 from llmgw.door.listener import bind
-from llmgw.engines.registry import load_engines
+from llmgw.engines.registry import find_engines
 from llmgw.errors import EngineFailed, LlmgwError, only_ours
 from llmgw.host.limits import raise_file_limit
 from llmgw.host.output import write_err, write_out
@@ -102,7 +102,8 @@ async def _main(
     await trio.to_thread.run_sync(warn_of_leftovers, held.folder)
     half = ServerHalf(
         config=config,
-        engines=load_engines(),
+        # (whoever read the definitions has told of those that are left out)
+        engines=find_engines().engines,
         listening=held.listening,
         created=int(time.time()),
         write_log=write_err if question is None else _drop_log,

@@ -33,6 +33,7 @@ from llmgw.engines import (
     find_owned,
     hookimpl,
     read_argparse_help,
+    read_max_model_len,
     rule,
 )
 
@@ -67,8 +68,8 @@ def engine_describe() -> EngineInfo:
         default_binary="llmgw-fake-engine",
         sources=frozenset({SourceKind.FILE}),
         file_suffixes=(".fake",),
-        api_paths=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings"}),
-        tasks=frozenset({Task.CHAT, Task.EMBED}),
+        api_paths=frozenset({"/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/rerank"}),
+        tasks=frozenset({Task.CHAT, Task.EMBED, Task.RERANK}),
         cpu=True,
         tensor_parallel=True,
         pipeline_parallel=True,
@@ -76,6 +77,7 @@ def engine_describe() -> EngineInfo:
         loras=True,
         tool_parser=True,
         load_path="/metrics",
+        context_path="/v1/models",
         stop_grace_seconds=1.0,
         flag_style=STYLE,
         flag_changes=(FlagChange(flag="--weights", gone_in="0.9", instead="--model"),),
@@ -149,6 +151,11 @@ def engine_read_log(line: str) -> LogFact | None:
 @hookimpl
 def engine_read_exit(lines: tuple[str, ...], code: int | None, signal: int | None) -> Cause | None:
     return diagnose(lines, code, signal, RULES)
+
+
+@hookimpl
+def engine_read_context(text: str) -> int | None:
+    return read_max_model_len(text)
 
 
 @hookimpl

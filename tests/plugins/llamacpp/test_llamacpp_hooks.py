@@ -299,3 +299,17 @@ def test_a_definition_with_everything_in_order_has_no_problem() -> None:
 def test_what_does_not_go_together_is_named(key: str, words: str, problems: list[tuple[str, str]]) -> None:
     ((found, message),) = problems
     assert (found, words in message) == (key, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        ('{"default_generation_settings":{"n_ctx":2048,"params":{}},"total_slots":2}', 2048),
+        ('{"default_generation_settings":{"n_ctx":"2048"}}', None),
+        ('{"error":{"code":501}}', None),
+        ("[]", None),
+        ("no", None),
+    ],
+)
+def test_what_a_slot_holds_is_read(text: str, tokens: int | None) -> None:
+    assert ENGINE.read_context(text) == tokens

@@ -266,3 +266,9 @@ def test_an_adapter_is_asked_for_in_both_ways() -> None:
     model = replace(model, loras=(Lora(name=ModelName("sql"), source="/srv/sql"),))
     rules = llmgw_sglang.engine_build_request(model)
     assert rules.loras == {"sql": {"model": "tiny:sql", "lora_path": "sql"}}
+
+
+def test_what_a_request_may_have_is_read() -> None:
+    text = '{"object":"list","data":[{"id":"m","owned_by":"sglang","max_model_len":512}]}'
+    assert llmgw_sglang.engine_read_context(text) == 512
+    assert llmgw_sglang.engine_read_context("") is None

@@ -72,6 +72,21 @@ def test_the_hub_is_left_alone_when_everything_is_here(source: str, lora: str | 
     assert (command_of(source=source, loras=loras).env.get("HF_HUB_OFFLINE") == "1") is offline
 
 
+@pytest.mark.parametrize(
+    ("args", "offline"),
+    [
+        (("--tokenizer", "org/tokenizer"), False),
+        (("--tokenizer=/srv/tokenizer",), True),
+        (("--speculative-config", '{"method": "eagle", "model": "org/draft"}'), False),
+        (("--speculative_config.model", "org/draft"), False),
+        (("-sc", '{"method": "eagle", "model": "/srv/draft"}'), True),
+        (("--speculative-config", '{"method": "ngram"}', "--tokenizer"), True),
+    ],
+)
+def test_the_hub_is_left_alone_only_when_what_args_name_is_here_too(args: tuple[str, ...], offline: bool) -> None:
+    assert (command_of(source="/srv/models/llama", args=args).env.get("HF_HUB_OFFLINE") == "1") is offline
+
+
 def test_caches_lie_below_the_folder_that_stays_and_give_way_to_the_machine() -> None:
     command = command_of(cache="/var/cache/llm/")
     assert command.defaults["HF_HOME"] == "/var/cache/llm/huggingface"

@@ -52,3 +52,9 @@ def test_an_adapter_is_asked_for_by_its_name() -> None:
     model = Model(name=ModelName("llama"), source="org/llama", loras=loras, profiles=(PROFILE,))
     rules = ENGINE.build_request(model, PROFILE)
     assert rules == RequestRules(usage_in_streams=True, loras={"sql": {"model": "sql"}, "it": {"model": "it"}})
+
+
+def test_what_a_request_may_have_is_read() -> None:
+    assert ENGINE.info.context_path == "/v1/models"
+    assert ENGINE.read_context('{"object":"list","data":[{"id":"m","root":"/m","max_model_len":512}]}') == 512
+    assert ENGINE.read_context("") is None

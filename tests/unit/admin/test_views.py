@@ -69,6 +69,7 @@ def test_what_came_of_trying_a_binary_is_told_whole() -> None:
             "engine": "e",
             "program": ["/opt/e", "-x"],
             "checked": True,
+            "starts": True,
             "broken": "libe.so.1 is missing",
             "problems": [],
             "missing_libraries": ["libe.so.1"],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from dataclasses import replace
 
 import pytest
@@ -115,6 +116,16 @@ async def test_a_program_that_fits_has_a_version_and_nothing_else(write):
         ("--port", FlagState.OK),
     ]
     assert not found.undecided
+
+
+async def test_what_a_program_prints_is_read_in_a_thread(write, monkeypatch):
+    engine, threads = open_engine("script", Plugin()), []
+    for name in ("read_probe", "read_exit"):
+        monkeypatch.setattr(engine, name, lambda *facts: threads.append(threading.get_ident()))
+    await examine(engine, write("printf 'script 1.0'"), marker=MARKER)
+    await examine(engine, write("exit 3"), marker=MARKER)
+    assert len(threads) > 2
+    assert threading.get_ident() not in threads
 
 
 async def test_the_commands_run_in_the_environment_of_a_launch(write, tmp_path, monkeypatch):

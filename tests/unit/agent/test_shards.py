@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 import sys
+import threading
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -97,6 +98,15 @@ async def test_progress_is_told_while_loading_and_not_after(tools, make_spec, tm
         assert (await life.wait(lambda report: report.progress == "layer 3 of 9")).state is G
         (tmp_path / "loaded").touch()
         assert (await life.wait_state(R)).progress is None
+
+
+async def test_lines_are_read_in_a_thread_so_that_many_keep_nobody_waiting(alter, make_spec):
+    threads = set()
+    spec = make_spec("--print-line", "loading: layer 3 of 9")
+    async with living(spec, alter(read_log=lambda line: threads.add(threading.get_ident()))) as life:
+        await life.wait_state(R)
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 async def test_a_flood_of_log_does_not_keep_an_engine_from_being_ready(tools, make_spec):
@@ -332,6 +342,16 @@ async def test_one_that_serves_by_itself_is_asked_for_nothing(tools, make_spec):
     async with living(make_spec(), tools) as life:
         ready = await life.wait_state(R)
         assert (await get("127.0.0.1", ready.endpoint.port, "/fake/requests")).body == "[]"
+
+
+@pytest.mark.parametrize(("says", "told"), [(1024, True), (2048, False), (0, False)])
+async def test_what_its_engine_takes_is_told_and_compared(tools, make_spec, caplog, says, told):
+    spec = make_spec("--says-context", str(says))
+    spec = replace(spec, model=replace(spec.model, context_length=2048))
+    async with living(spec, tools) as life:
+        ready = await life.wait_state(R)
+    assert ready.context_length == (says or None)
+    assert ("takes 1024 tokens a request, and its model promises context_length 2048" in caplog.text) == told
 
 
 # Healthy, and answers the first requests as it is told: a status each, or silence.

@@ -60,9 +60,22 @@ def test_what_would_have_to_be_fetched_is_refused_with_what_to_do(file_engine, s
         check_source(source, file_engine)
 
 
-def test_a_file_that_is_not_there_is_named(file_engine):
-    with pytest.raises(EngineFailed, match=r"'/nowhere/m\.fake' can't be read: No such file"):
+def test_a_file_that_is_not_there_is_named_with_what_to_do(file_engine, tmp_path):
+    with pytest.raises(EngineFailed, match=r"'/nowhere/m\.fake' can't be read: No such file") as absent:
         check_source("/nowhere/m.fake", file_engine)
+    assert "put it there on this node" in absent.value.remedy
+    (tmp_path / "file").touch()
+    with pytest.raises(EngineFailed, match="can't be read: Not a directory") as beneath:
+        check_source(f"{tmp_path}/file/m.fake", file_engine)
+    assert beneath.value.remedy == absent.value.remedy
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root reads everything")
+def test_a_file_that_may_not_be_read_says_who_is_to_be_let(file_engine, tmp_path):
+    (tmp_path / "m.fake").touch(mode=0)
+    with pytest.raises(EngineFailed, match="can't be read: Permission denied") as refused:
+        check_source(str(tmp_path / "m.fake"), file_engine)
+    assert "let the user that llmgw runs as read it" in refused.value.remedy
 
 
 def test_a_path_that_is_not_whole_is_not_looked_for_where_the_agent_was_started(file_engine, tmp_path, monkeypatch):

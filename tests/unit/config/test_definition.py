@@ -93,8 +93,6 @@ def test_keys_without_effect_are_named_once(tmp_path: Path) -> None:
     assert definition.not_in_effect == (
         "profiles.weight",
         "profiles.gpu_class",
-        "profiles.tp",
-        "profiles.pp",
         "over_limit",
         "scaling.idle_timeout",
     )
@@ -272,7 +270,7 @@ def test_all_that_engines_are_told_is_read(tmp_path: Path, monkeypatch: pytest.M
             ),
         ),
     )
-    assert definition.not_in_effect == ("profiles.tp", "profiles.pp")
+    assert definition.not_in_effect == ()
     assert list(definition.claims()) == [("name", "m"), ("loras[0].name", "org/sql"), ("loras[1].name", "poem")]
     assert [key for key, _ in definition.sources()] == ["source", "mmproj", "loras[0].source", "loras[1].source"]
     assert {key for key, _ in (*definition.claims(), *definition.sources())} <= definition.places.keys()

@@ -247,14 +247,37 @@ def test_what_to_do_about_a_failure_is_kept_with_its_cause_and_announced() -> No
     fleet, effects = a_fleet(a_model())
     shard = the_shard(effects)
     fleet.handle(a_word(shard, ShardState.READY, load=Load(running=3, steps=9)), 1.0)
-    facts = {"cause": "CUDA out of memory", "remedy": "give it a larger card"}
+    facts = {"cause": "CUDA out of memory", "kind": "gpu_memory", "remedy": "give it a larger card"}
     (announce,) = announced(fleet.handle(a_word(shard, ShardState.ENDED, **facts), 10.0))
     assert announce.text == (
         "rep-m-1 ended on n1: CUDA out of memory (failure 1 in a row; not tried there for 5s); give it a larger card"
     )
     replica = the_replica(fleet)
     assert (replica.cause, replica.remedy) == ("CUDA out of memory", "give it a larger card")
+    assert replica.kind == "gpu_memory"
     assert replica.load == Load()
+
+
+@pytest.mark.parametrize(
+    ("takes", "more"),
+    [
+        (1024, "; it takes 1024 tokens a request, and its model promises context_length 4096"),
+        (4096, ""),
+        (None, ""),
+    ],
+)
+def test_an_engine_that_takes_less_than_its_model_promises_is_told(takes: int | None, more: str) -> None:
+    fleet, effects = a_fleet(replace(a_model(), context_length=4096))
+    shard = the_shard(effects)
+    (announce,) = announced(fleet.handle(a_word(shard, ShardState.READY, context_length=takes), 1.0))
+    assert announce.text == f"rep-m-1 is ready on n1 after 1s{more}"
+    assert the_replica(fleet).context_length == takes
+
+
+def test_a_model_that_promises_nothing_is_not_compared() -> None:
+    fleet, effects = a_fleet(a_model())
+    (announce,) = announced(fleet.handle(a_word(the_shard(effects), ShardState.READY, context_length=8), 1.0))
+    assert announce.text == "rep-m-1 is ready on n1 after 1s"
 
 
 def test_what_to_do_about_the_last_try_is_not_told_of_the_next() -> None:

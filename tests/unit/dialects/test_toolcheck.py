@@ -20,6 +20,7 @@ from llmgw.dialects.toolcheck import (
     Report,
     Request,
     Verdict,
+    advance,
     ask_about_tools,
     judge,
 )
@@ -46,17 +47,14 @@ VLLM = Parsers(by_engine={"vLLM": Flag("--tool-call-parser", None, "hermes")}, k
 def find(answer: Answer, sent: list[dict[str, Any]] | None = None) -> Findings:
     """Carry the exchange out with an endpoint that is a function."""
     steps = ask_about_tools("m")
-    try:
-        request: Request = next(steps)
-        while True:
-            body = json.loads(request.body)
-            assert request.streamed == body.get("stream", False)
-            if sent is not None:
-                sent.append(body)
-            request = steps.send(answer(body))
-    except StopIteration as done:
-        found: Findings = done.value
-        return found
+    step = advance(steps, None)
+    while isinstance(step, Request):
+        body = json.loads(step.body)
+        assert step.streamed == body.get("stream", False)
+        if sent is not None:
+            sent.append(body)
+        step = advance(steps, answer(body))
+    return step
 
 
 def check(answer: Answer, parsers: Parsers = VLLM) -> Report:

@@ -85,6 +85,8 @@ SAMPLES = [
     ),
     (CauseKind.WEIGHTS_MISSING, "RuntimeError: Cannot find any model weights with `/m`"),
     (CauseKind.WEIGHTS_MISSING, "OSError: /m does not appear to have a file named config.json."),
+    (CauseKind.WEIGHTS_MISSING, "OSError: /m is not a local folder and is not a valid model identifier listed on hf"),
+    (CauseKind.WEIGHTS_MISSING, "ValueError: Unrecognized model in /m. Should have a `model_type` key"),
     (
         CauseKind.WEIGHTS_CORRUPT,
         "SafetensorError: Error while deserializing header: incomplete metadata, file not fully covered",

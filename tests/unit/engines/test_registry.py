@@ -449,6 +449,20 @@ def test_an_embedded_program_of_the_folder_is_found_by_its_python(
     assert engine.build_probe(("/opt/mine",))[0].env == {}
 
 
+def test_a_script_that_was_installed_into_the_folder_finds_its_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    probe = "@hookimpl\ndef engine_build_probe(program):\n    return Command(argv=(*program, '--version'))\n"
+    (tmp_path / "mine.py").write_text(f"{GOOD}\n{probe}")
+    monkeypatch.delenv("PYTHONPATH", raising=False)
+    engine = find_engines({"LLMGW_PLUGINS": str(tmp_path)}).engines["mine"]
+    (asked,) = engine.build_probe((str(tmp_path / "bin" / "mine-server"),))
+    assert asked.env == {"PYTHONPATH": str(tmp_path)}
+    # A folder beside it whose name begins alike is another one.
+    (asked,) = engine.build_probe((f"{tmp_path}-old/bin/mine-server",))
+    assert asked.env == {}
+
+
 def test_a_folder_that_cannot_be_read_takes_nobody_along(tmp_path: Path) -> None:
     found = find_engines({"LLMGW_PLUGINS": str(tmp_path / "absent")})
     assert "llamacpp" in found.engines

@@ -48,7 +48,15 @@ def test_each_file_is_the_plugin_of_the_engine_that_it_is_named_after(tmp_path: 
     assert (parrot.origin, parrot.title) == (str(tmp_path / "parrot.py"), f"plugin {tmp_path / 'parrot.py'}")
     assert parrot.load().answer == 42  # type: ignore[attr-defined]
     assert parrot.load() is found_in(tmp_path)["parrot"].load()
-    assert str(tmp_path) not in sys.path
+
+
+def test_a_file_may_import_what_lies_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "_parrot_words.py").write_text("answer = 42\n")
+    (tmp_path / "parrot.py").write_text("from _parrot_words import answer\n")
+    assert found_in(tmp_path)["parrot"].load().answer == 42  # type: ignore[attr-defined]
+    # Last, so that nothing there is taken for a module of anybody else's.
+    assert sys.path[-1] == str(tmp_path)
 
 
 def test_a_file_has_a_module_that_its_dataclasses_find(tmp_path: Path) -> None:

@@ -538,6 +538,15 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         )
     ),
     *(
+        ("test_reading_the_context_is_pure_and_total", {"engine_read_context": hook}, words)
+        for hook, words in (
+            (lambda: 0, "above 0"),
+            (lambda: True, "above 0"),
+            (lambda: "512", "above 0"),
+            (lambda text: len(text) and int(text), "invalid literal"),
+        )
+    ),
+    *(
         ("test_reading_the_load_is_pure_and_total", {"engine_read_load": hook}, words)
         for hook, words in (
             (lambda: Load(running=-1), "below 0"),
@@ -578,6 +587,7 @@ def test_every_test_of_the_kit_can_fail() -> None:
         ("test_reading_health_is_pure_and_total", "engine_read_health"),
         ("test_reading_a_log_is_pure_and_total", "engine_read_log"),
         ("test_reading_an_exit_is_pure_and_total", "engine_read_exit"),
+        ("test_reading_the_context_is_pure_and_total", "engine_read_context"),
         ("test_reading_the_load_is_pure_and_total", "engine_read_load"),
     ],
 )
@@ -592,6 +602,7 @@ def test_a_hook_with_a_memory_fails(test: str, hook: str) -> None:
         "engine_read_health": lambda number: BROKEN(str(number)),
         "engine_read_log": lambda number: LogFact(progress=str(number)),
         "engine_read_exit": lambda number: Cause(kind=CauseKind.OTHER, line=str(number)),
+        "engine_read_context": lambda number: number + 1,
         "engine_read_load": lambda number: Load(running=number),
     }
     fails(contract(**{hook: lambda: answers[hook](next(counter))}), test, "the same question got")

@@ -184,6 +184,8 @@ def test_what_was_desired_is_read_back_and_replaced_as_a_whole(state):
     desire = Desire(node=NodeId("n1"), revision=7, shards=(SPEC,))
     state.write_desired(desire)
     assert state.read_desired() == desire
+    # it may hold somebody's token
+    assert state.desired.stat().st_mode & 0o077 == 0
     state.write_desired(replace(desire, revision=8, shards=()))
     assert state.read_desired() == Desire(node=NodeId("n1"), revision=8, shards=())
     assert sorted(path.name for path in state.path.iterdir()) == ["desired.json", "logs", "shards"]

@@ -15,7 +15,7 @@ import trio
 
 from llmgw.config.ordinary import read_with_stat
 from llmgw.dialects.openai import read_engine_error
-from llmgw.dialects.toolcheck import CHAT_PATH, Findings, ask_about_tools
+from llmgw.dialects.toolcheck import CHAT_PATH, Findings, Request, advance, ask_about_tools
 from llmgw.dialects.toolreplies import Reply
 from llmgw.errors import LlmgwError, UsageError
 
@@ -99,17 +99,15 @@ async def ask_endpoint(
     async with Client(endpoint) as client:
         served = await client.find_model(name, seconds=min(exchange_seconds, LIST_SECONDS))
         steps = ask_about_tools(served.name)
-        try:
-            request = next(steps)
-            while True:
-                left = until - trio.current_time()
-                if left > 0:
-                    reply = await client.ask(request.body, seconds=min(left, exchange_seconds))
-                else:
-                    reply = Reply(problem=f"not asked: the check has taken its {check_seconds:g} s")
-                request = steps.send(reply)
-        except StopIteration as done:
-            return served, done.value
+        step = advance(steps, None)
+        while isinstance(step, Request):
+            left = until - trio.current_time()
+            if left > 0:
+                reply = await client.ask(step.body, seconds=min(left, exchange_seconds))
+            else:
+                reply = Reply(problem=f"not asked: the check has taken its {check_seconds:g} s")
+            step = advance(steps, reply)
+        return served, step
 
 
 class Client:

@@ -21,7 +21,8 @@ def command(*, asked: Asked) -> None:
     STATE is placed, launching, loading, ready, stopping, failed or unreachable (its node is lost);
     RUNNING and WAITING are requests in the engine, CACHE is the used share of its KV cache, HITS the share of the
     prompts' tokens that its prefix cache had, since it started. A dash is what an engine does not say.
-    Below the table stand, of each that failed, the cause, what to do about it, and the last lines of its engine.
+    Below the table stands which of them takes shorter requests than its model promises; and, of each that failed, the
+    cause, what to do about it, and the last lines of its engine.
     """
     show(asked, "/replicas", draw)
 
@@ -30,8 +31,18 @@ def draw(answer: Any) -> list[Block]:
     replicas = answer["replicas"]
     blocks: list[Block] = [Grid(columns=COLUMNS, rows=tuple(_row(replica) for replica in replicas))]
     for replica in replicas:
+        blocks += _short_of_context(replica)
         blocks += _last_words(replica)
     return blocks
+
+
+def _short_of_context(replica: dict[str, Any]) -> list[Block]:
+    """Of one whose engine takes less than clients are told."""
+    takes, promised = replica.get("context_length"), replica.get("context_promised")
+    if takes is None or promised is None or takes >= promised:
+        return []
+    name, model = shown(replica["replica"]), shown(replica["model"])
+    return ["", f"{name} takes {takes} tokens a request, and {model} promises context_length {promised}"]
 
 
 def _last_words(replica: dict[str, Any]) -> list[Block]:

@@ -70,6 +70,14 @@ def test_a_cause_is_told_though_the_engine_said_nothing_and_nobody_knows_a_remed
     assert below.splitlines() == ["rep-n-1 on n1:", "cause   out of memory"]
 
 
+def test_one_that_takes_less_than_its_model_promises_is_named(port: Any, ctl: Any) -> None:
+    short = {**READY, "context_length": 2048, "context_promised": 4096}
+    fits = {**READY, "replica": "rep-m-2", "context_length": 4096, "context_promised": 4096}
+    port.will_answer("GET", "/replicas", {"replicas": [short, fits]})
+    _, below = ctl("replicas").out.split("\n\n")
+    assert below.splitlines() == ["rep-m-1 takes 2048 tokens a request, and m promises context_length 4096"]
+
+
 def test_each_that_failed_has_its_own_words(port: Any, ctl: Any) -> None:
     port.will_answer("GET", "/replicas", {"replicas": [FAILED, {**FAILED, "replica": "rep-n-2", "cause": "its port"}]})
     _, first, second = ctl("replicas").out.split("\n\n")
