@@ -30,6 +30,9 @@ from llmgw.engines import (
     Task,
     Version,
     hookimpl,
+    is_given,
+    pin_cards,
+    value_of,
 )
 from llmgw_llamacpp import exits, flags, logs, slots, tasks
 from llmgw_llamacpp.help import read_help
@@ -103,19 +106,19 @@ def engine_build_command(launch: Launch) -> Command:
     argv = [*launch.program, "--model", launch.source, "--alias", launch.served_name]
     argv += ["--host", launch.host, "--port", str(launch.port), *slots.share(args, launch.context_length)]
     argv += tasks.name_mode(launch)
-    if launch.max_output and not flags.is_given(args, "--predict", "--n-predict", "-n"):
+    if launch.max_output and not is_given(args, flags.STYLE, "--predict", "--n-predict", "-n"):
         argv += ["--predict", str(launch.max_output)]
-    if launch.mmproj is not None and not flags.is_given(args, "--mmproj", "-mm"):
+    if launch.mmproj is not None and not is_given(args, flags.STYLE, "--mmproj", "-mm"):
         argv += ["--mmproj", launch.mmproj]
     argv += tasks.name_adapters(launch.loras, args, launch.version)
-    if launch.reasoning_parser is not None and not flags.is_given(args, "--reasoning-format"):
+    if launch.reasoning_parser is not None and not is_given(args, flags.STYLE, "--reasoning-format"):
         argv += ["--reasoning-format", launch.reasoning_parser]
     argv += _name_cards(launch)
-    if launch.threads and not flags.is_given(args, "--threads", "-t"):
+    if launch.threads and not is_given(args, flags.STYLE, "--threads", "-t"):
         argv += ["--threads", str(launch.threads)]
     # What a profile gives by itself is left out: of two, a llama-server warns.
     switches = [("--metrics",), (_name_no_ui(launch.version), *_UI)]
-    argv += [names[0] for names in switches if not flags.is_given(args, *names)]
+    argv += [names[0] for names in switches if not is_given(args, flags.STYLE, *names)]
     return Command(argv=(*argv, *args), env=_set_cards(launch.gpus), scrub=INHERITED)
 
 
@@ -137,9 +140,9 @@ def engine_build_request(model: Model) -> RequestRules:
 @hookimpl
 def engine_name_parser(profile: Profile) -> ParserFlag:
     # It reads the calls by the chat template: one that knows tools is what makes it parse them.
-    if flags.is_given(profile.args, "--no-jinja"):
+    if is_given(profile.args, flags.STYLE, "--no-jinja"):
         return ParserFlag(flag="--jinja", given="--no-jinja")
-    given = flags.value_of(profile.args, "--chat-template-file", "--chat-template")
+    given = value_of(profile.args, flags.STYLE, "--chat-template-file", "--chat-template")
     return ParserFlag(flag="--chat-template-file", given=given)
 
 
@@ -214,21 +217,18 @@ def _name_no_ui(version: Version | None) -> str:
 def _name_cards(launch: Launch) -> tuple[str, ...]:
     if launch.gpus == ():
         # Whatever kind of cards this build is for.
-        device = () if flags.is_given(launch.args, "--device", "-dev") else ("--device", "none")
-        projector = launch.mmproj is not None and not flags.is_given(launch.args, *_OFFLOAD)
+        device = () if is_given(launch.args, flags.STYLE, "--device", "-dev") else ("--device", "none")
+        projector = launch.mmproj is not None and not is_given(launch.args, flags.STYLE, *_OFFLOAD)
         return (*device, "--no-mmproj-offload") if projector else device
-    if launch.tp > 1 and not flags.is_given(launch.args, "--split-mode", "-sm"):
+    if launch.tp > 1 and not is_given(launch.args, flags.STYLE, "--split-mode", "-sm"):
         return ("--split-mode", "layer")
     return ()
 
 
 def _set_cards(gpus: tuple[int, ...] | None) -> dict[str, str]:
     # Else a failed assertion starts gdb on the process, and its frames bury the line that names the cause.
-    env = {"GGML_NO_BACKTRACE": "1"}
-    if gpus is None:
-        return env
-    env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, gpus))}
-    return env if gpus else env | {"GGML_VK_VISIBLE_DEVICES": ""}
+    env = {"GGML_NO_BACKTRACE": "1", **pin_cards(gpus)}
+    return env | {"GGML_VK_VISIBLE_DEVICES": ""} if gpus == () else env
 
 
 def _says_ok(body: str) -> bool:

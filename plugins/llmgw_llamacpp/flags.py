@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from llmgw.engines import FlagChange, FlagStyle, Problem, find_owned, split_args
-from llmgw.engines import value_of as _value_of
+from llmgw.engines import FlagStyle, Problem, find_owned, find_owned_env, list_changes, value_of
 
 # "--flag=value" is an unknown flag to it, "--ctx_size" is "--ctx-size", and half a flag is none.
 STYLE = FlagStyle(equals=False, underscores=True)
@@ -27,12 +26,20 @@ _OWNED = {
     "its own connection to the engine, which is plain and has no key": (
         *("--api-key", "--api-key-file", "--ssl-key-file", "--ssl-cert-file"),
     ),
-    "the placement, which decides on the machines of a replica": ("--rpc",),
+    # A card is chosen by hiding the others, and is number 0 then, whatever it was before.
+    "the placement, which decides on the machines and cards of a replica": ("--rpc", "--main-gpu", "-mg"),
+    # Nothing is printed, or what no pattern fits: colours where the log is no terminal, JSON.
+    "its own reading of the engine's log, which tells progress and causes": (
+        *("--log-disable", "--log-colors", "--log-jsonl", "--no-log-jsonl"),
+    ),
 }
 OWNED = {flag: origin for origin, spellings in _OWNED.items() for flag in spellings}
 
 # Shorthands for a model that llama.cpp downloads by itself: --gpt-oss-20b-default, --fim-qwen-7b-spec and the like.
 _PRESET = re.compile(r"--(embd|fim|gpt-oss|vision)-\S+-(default|spec)")
+# From "info" on there is progress; below "error", 0, not even a cause.
+_VERBOSITY = ("--verbosity", "--log-verbosity", "-lv")
+_INFO = 3
 _JOINED = re.compile(r"(--?[A-Za-z][\w-]*)=(.*)", re.DOTALL)
 
 # The same in the environment. What is set there loses against a flag of llmgw's, so it would do nothing but mislead.
@@ -50,41 +57,53 @@ _OWNED_ENV = {
         *("LLAMA_API_KEY", "LLAMA_ARG_API_KEY_FILE", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE"),
     ),
     "the placement, which decides on machines and cards": (
-        *("LLAMA_ARG_RPC", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+        *("LLAMA_ARG_RPC", "LLAMA_ARG_MAIN_GPU", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
     ),
+    # Older builds have them without ARG_.
+    "its own reading of the engine's log, which tells progress and causes": (
+        *("LLAMA_ARG_LOG_COLORS", "LLAMA_LOG_COLORS", "LLAMA_ARG_LOG_JSONL"),
+    ),
+    "args: write --verbosity there": ("LLAMA_ARG_LOG_VERBOSITY", "LLAMA_LOG_VERBOSITY"),
     "context_length and args: write --ctx-size or --parallel there": ("LLAMA_ARG_CTX_SIZE", "LLAMA_ARG_N_PARALLEL"),
 }
 OWNED_ENV = {name: origin for origin, names in _OWNED_ENV.items() for name in names}
 
 # gone_in is the first release known to be without it.
-_GONE = (
-    ("b8672", "--verbose-prompt --dump-kv-cache -dkvc", None),
-    ("b10068", "--draft --draft-n --draft-max", "--spec-draft-n-max"),
-    ("b10068", "--draft-min --draft-n-min", "--spec-draft-n-min"),
-    ("b10068", "--spec-ngram-size-n", "--spec-ngram-simple-size-n"),
-    ("b10068", "--spec-ngram-size-m", "--spec-ngram-simple-size-m"),
-    ("b10068", "--spec-ngram-min-hits", "--spec-ngram-simple-min-hits"),
-    ("b10068", "--ctx-size-draft -cd --spec-replace --license", None),
-    ("b10068", "--checkpoint-every-n-tokens -cpent", "--checkpoint-min-step"),
-    ("b10068", "--clear-idle", "--cache-idle-slots"),
-    ("b10068", "--no-clear-idle", "--no-cache-idle-slots"),
-    ("b11434", "--mlock --mmap --no-mmap --direct-io -dio --no-direct-io -ndio", "--load-mode"),
-)
-CHANGES = tuple(
-    FlagChange(flag=flag, gone_in=release, instead=instead)
-    for release, spellings, instead in _GONE
-    for flag in spellings.split()
-)
-
-
-def is_given(args: Sequence[str], *names: str) -> bool:
-    """Whether one of the flags is among the args."""
-    return any(given.name in names for given in split_args(args, STYLE))
-
-
-def value_of(args: Sequence[str], *names: str) -> str | None:
-    """The value of the last of these flags: "" when nothing follows it, None when none is given."""
-    return _value_of(args, STYLE, *names)
+_GONE: dict[str, dict[str, str | None]] = {
+    "b8672": {
+        "--verbose-prompt": None,
+        "--dump-kv-cache": None,
+        "-dkvc": None,
+    },
+    "b10068": {
+        "--draft": "--spec-draft-n-max",
+        "--draft-n": "--spec-draft-n-max",
+        "--draft-max": "--spec-draft-n-max",
+        "--draft-min": "--spec-draft-n-min",
+        "--draft-n-min": "--spec-draft-n-min",
+        "--spec-ngram-size-n": "--spec-ngram-simple-size-n",
+        "--spec-ngram-size-m": "--spec-ngram-simple-size-m",
+        "--spec-ngram-min-hits": "--spec-ngram-simple-min-hits",
+        "--ctx-size-draft": None,
+        "-cd": None,
+        "--spec-replace": None,
+        "--license": None,
+        "--checkpoint-every-n-tokens": "--checkpoint-min-step",
+        "-cpent": "--checkpoint-min-step",
+        "--clear-idle": "--cache-idle-slots",
+        "--no-clear-idle": "--no-cache-idle-slots",
+    },
+    "b11434": {
+        "--mlock": "--load-mode",
+        "--mmap": "--load-mode",
+        "--no-mmap": "--load-mode",
+        "--direct-io": "--load-mode",
+        "-dio": "--load-mode",
+        "--no-direct-io": "--load-mode",
+        "-ndio": "--load-mode",
+    },
+}
+CHANGES = list_changes(_GONE)
 
 
 def check(args: Sequence[str]) -> list[Problem]:
@@ -94,14 +113,16 @@ def check(args: Sequence[str]) -> list[Problem]:
 
 def check_env(env: Mapping[str, str]) -> list[Problem]:
     """A problem for each variable that sets what is llmgw's."""
-    return [
-        Problem(key="env", message=f"{name} is not for env: llmgw sets it from {OWNED_ENV[name]}")
-        for name in sorted(env)
-        if name in OWNED_ENV
-    ]
+    return find_owned_env(env, OWNED_ENV)
 
 
 def _find_faults(args: Sequence[str]) -> Iterator[str]:
+    verbosity = value_of(args, STYLE, *_VERBOSITY)
+    if verbosity is not None and verbosity.isascii() and verbosity.isdigit() and int(verbosity[:9]) < _INFO:
+        yield (
+            f"--verbosity {verbosity} keeps from the log what llmgw reads there, how far the engine is and why it "
+            f"ended: give it {_INFO} or more"
+        )
     for word in args:
         joined = _JOINED.fullmatch(word)
         if joined is not None:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llmgw.engines import LogFact
-
-_LONGEST = 2000
+from llmgw.engines import LogFact, read_progress
 
 # "0.00.014.292 I srv    load_model: loading model …": since the start, then a level, which builds before the middle of
 # 2026 do not print.
@@ -23,11 +21,4 @@ _PROGRESS = (
 
 def read(line: str) -> LogFact | None:
     """The progress in a line; None for the many without any."""
-    # Cut, so that no pattern has to be fast on a line of a megabyte.
-    line = line[:_LONGEST].partition("\n")[0]
-    if _LEVEL.match(line):
-        return None
-    for pattern, words in _PROGRESS:
-        if found := pattern.search(line):
-            return LogFact(progress=words.format(*found.groups()))
-    return None
+    return None if _LEVEL.match(line) else read_progress(line, _PROGRESS)

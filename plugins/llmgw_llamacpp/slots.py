@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmgw.engines import Problem
-from llmgw_llamacpp.flags import is_given, value_of
+from llmgw.engines import Problem, is_given, value_of
+from llmgw_llamacpp.flags import STYLE
 
 _CTX_SIZE = ("--ctx-size", "-c")
 _PARALLEL = ("--parallel", "-np")
@@ -27,16 +27,16 @@ class _Given:
 
 def share(args: Sequence[str], context_length: int | None) -> tuple[str, ...]:
     """The flags to add, so that a slot holds ``context_length``; none where the args decide by themselves."""
-    if is_given(args, *_CTX_SIZE) and is_given(args, *_PARALLEL):
+    if is_given(args, STYLE, *_CTX_SIZE) and is_given(args, STYLE, *_PARALLEL):
         return ()
     given = _read(args)
-    if is_given(args, *_CTX_SIZE):
+    if is_given(args, STYLE, *_CTX_SIZE):
         ctx_size = given.ctx_size or 0
         parallel = max(1, ctx_size // context_length) if context_length else 1
         return ("--parallel", str(parallel))
     parallel = given.parallel if given.parallel is not None else 1
-    one_slot = () if is_given(args, *_PARALLEL) else ("--parallel", "1")
-    if not context_length or is_given(args, "--kv-unified-per-slot"):
+    one_slot = () if is_given(args, STYLE, *_PARALLEL) else ("--parallel", "1")
+    if not context_length or is_given(args, STYLE, "--kv-unified-per-slot"):
         return one_slot
     return ("--ctx-size", str(context_length * max(1, parallel)), *one_slot)
 
@@ -46,7 +46,7 @@ def check(args: Sequence[str], context_length: int | None) -> list[Problem]:
     problems = [
         Problem(key="args", message=f"{names[0]} needs a whole number, not {value!r}")
         for names in (_CTX_SIZE, _PARALLEL)
-        if (value := value_of(args, *names)) is not None and _whole(value) is None
+        if (value := value_of(args, STYLE, *names)) is not None and _whole(value) is None
     ]
     given = _read(args)
     if given.parallel == 0:
@@ -54,7 +54,7 @@ def check(args: Sequence[str], context_length: int | None) -> list[Problem]:
     # A size of 0 is the model's own, and a negative number of slots leaves both to llama.cpp.
     if problems or not context_length or not given.ctx_size or given.ctx_size < 0:
         return problems
-    divided = not is_given(args, *_UNIFIED) and (given.parallel is None or given.parallel > 0)
+    divided = not is_given(args, STYLE, *_UNIFIED) and (given.parallel is None or given.parallel > 0)
     # Alone, a size gets as many slots as it holds whole contexts, and one at least.
     parallel = (given.parallel or 1) if divided else 1
     if given.ctx_size // parallel >= context_length:
@@ -68,7 +68,7 @@ def check(args: Sequence[str], context_length: int | None) -> list[Problem]:
 
 
 def _read(args: Sequence[str]) -> _Given:
-    ctx_size, parallel = value_of(args, *_CTX_SIZE), value_of(args, *_PARALLEL)
+    ctx_size, parallel = value_of(args, STYLE, *_CTX_SIZE), value_of(args, STYLE, *_PARALLEL)
     return _Given(ctx_size=_whole(ctx_size), parallel=_whole(parallel))
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from llmgw.engines import Launch, Lora, Model, Problem, Profile, Takes, Task, Version
-from llmgw_llamacpp.flags import is_given, value_of
+from llmgw.engines import Launch, Lora, Model, Problem, Profile, Takes, Task, Version, is_given, value_of
+from llmgw_llamacpp.flags import STYLE
 
 REASONING_FORMATS = ("auto", "deepseek", "deepseek-legacy", "none")
 
@@ -31,12 +31,12 @@ def name_mode(launch: Launch) -> tuple[str, ...]:
     if launch.task is Task.CHAT:
         return ()
     names = _EMBED if launch.task is Task.EMBED else _RERANK
-    mode = () if is_given(launch.args, *names) else names[:1]
+    mode = () if is_given(launch.args, STYLE, *names) else names[:1]
     if not launch.context_length:
         return mode
     room = str(launch.context_length)
-    batch = () if is_given(launch.args, *_BATCH) else ("--batch-size", room)
-    ubatch = () if is_given(launch.args, *_UBATCH) else ("--ubatch-size", room)
+    batch = () if is_given(launch.args, STYLE, *_BATCH) else ("--batch-size", room)
+    ubatch = () if is_given(launch.args, STYLE, *_UBATCH) else ("--ubatch-size", room)
     return (*mode, *batch, *ubatch)
 
 
@@ -45,7 +45,7 @@ def name_adapters(loras: Sequence[Lora], args: Sequence[str], version: Version |
 
     ``--lora`` alone applies all of them to every request that names none, ``--lora-init-without-apply`` or not.
     """
-    if not loras or is_given(args, "--lora-scaled"):
+    if not loras or is_given(args, STYLE, "--lora-scaled"):
         return ()
     # Until the end of 2025 the file and its scale were two words, and each adapter a flag of its own.
     known = version.find("--lora-scaled") if version is not None else None
@@ -57,11 +57,11 @@ def name_adapters(loras: Sequence[Lora], args: Sequence[str], version: Version |
 def check(model: Model, profile: Profile) -> list[Problem]:
     """What of a task and its files does not go together, or is not what llama.cpp reads."""
     problems = [*_check_files(model), *_check_task(model, profile.args)]
-    if model.mmproj is not None and is_given(profile.args, *_MMPROJ):
+    if model.mmproj is not None and is_given(profile.args, STYLE, *_MMPROJ):
         problems.append(Problem(key="args", message="the model has an mmproj: take --mmproj and its like out of args"))
-    if model.loras and is_given(profile.args, *_ADAPTERS):
+    if model.loras and is_given(profile.args, STYLE, *_ADAPTERS):
         problems.append(Problem(key="args", message="the model has loras: take --lora and its like out of args"))
-    if profile.tp > 1 and value_of(profile.args, *_SPLIT_MODE) == "none":
+    if profile.tp > 1 and value_of(profile.args, STYLE, *_SPLIT_MODE) == "none":
         text = f"--split-mode none uses one card, and tp is {profile.tp}: take one of the two out"
         problems.append(Problem(key="args", message=text))
     return [*problems, *_check_reasoning(profile)]
@@ -84,7 +84,7 @@ def _check_files(model: Model) -> Iterator[Problem]:
 
 
 def _check_task(model: Model, args: Sequence[str]) -> Iterator[Problem]:
-    pooling = value_of(args, _POOLING)
+    pooling = value_of(args, STYLE, _POOLING)
     if model.task is Task.EMBED and pooling in ("none", "rank"):
         text = f"--pooling {pooling} gives no embedding of a text: write mean, cls or last, or leave it to the model"
         yield Problem(key="args", message=text)
@@ -99,5 +99,5 @@ def _check_reasoning(profile: Profile) -> Iterator[Problem]:
     if wanted not in REASONING_FORMATS:
         text = f"llama.cpp knows no reasoning format {wanted!r}: give it one of {', '.join(REASONING_FORMATS)}"
         yield Problem(key="reasoning_parser", message=text)
-    if is_given(profile.args, _FORMAT):
+    if is_given(profile.args, STYLE, _FORMAT):
         yield Problem(key="args", message=f"reasoning_parser is set as well as {_FORMAT}: take one of the two out")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from llmgw.engines import Launch, Task
+from llmgw.engines import Launch, Task, is_given, knows
 from llmgw_sglang import ports
-from llmgw_sglang.flags import is_given
-from llmgw_sglang.releases import knows
+from llmgw_sglang.flags import STYLE
 
 _MODULE = "sglang.launch_server"
+_INFO_PORT = "--engine-info-bootstrap-port"
 
 # A reranker that is asked for a "yes" or "no", and generates it; --is-embedding would keep it from that (0.5.8).
 _GENERATING_RERANKER = re.compile(r"qwen-?3[\w.-]*-rerank", re.IGNORECASE)
@@ -54,14 +54,14 @@ def _shape(launch: Launch) -> Iterator[str]:
     if launch.count > 1:
         yield from ("--nnodes", str(launch.count), "--node-rank", str(launch.rank))
     yield from ("--dist-init-addr", launch.rendezvous or f"127.0.0.1:{ports.rendezvous(launch.port)}")
-    if knows(launch.version, "--engine-info-bootstrap-port"):
-        yield from ("--engine-info-bootstrap-port", str(ports.engine_info(launch.port)))
+    if knows(launch.version, _INFO_PORT, since="0.5.10", unknown=False):
+        yield from (_INFO_PORT, str(ports.engine_info(launch.port)))
 
 
 def _model(launch: Launch) -> Iterator[str]:
     if launch.loras:
         yield from ("--lora-paths", *(f"{lora.name}={lora.source}" for lora in launch.loras))
-    if launch.context_length and not is_given(launch.args, "--context-length"):
+    if launch.context_length and not is_given(launch.args, STYLE, "--context-length"):
         yield from ("--context-length", str(launch.context_length))
     if launch.task is Task.EMBED or (launch.task is Task.RERANK and not _generates(launch)):
         yield "--is-embedding"
@@ -70,7 +70,7 @@ def _model(launch: Launch) -> Iterator[str]:
 def _generates(launch: Launch) -> bool:
     """Whether it ranks by generating: such ones need a template of their own, or are known by name."""
     named = f"{launch.source} {launch.served_name}"[:600]
-    return is_given(launch.args, "--chat-template") or _GENERATING_RERANKER.search(named) is not None
+    return is_given(launch.args, STYLE, "--chat-template") or _GENERATING_RERANKER.search(named) is not None
 
 
 def _parsers(launch: Launch) -> Iterator[str]:
@@ -83,7 +83,7 @@ def _parsers(launch: Launch) -> Iterator[str]:
 def _reports(launch: Launch) -> Iterator[str]:
     """How much of it is told: metrics, cached tokens in replies, and no line of the log for each request."""
     for flag in ("--enable-metrics", "--enable-cache-report"):
-        if not is_given(launch.args, flag):
+        if not is_given(launch.args, STYLE, flag):
             yield flag
-    if not is_given(launch.args, "--log-level-http"):
+    if not is_given(launch.args, STYLE, "--log-level-http"):
         yield from ("--log-level-http", "warning")

@@ -1,9 +1,9 @@
-"""The environment of one shard: its cards, its fabric, its caches, and how its health is answered."""
+"""The environment of one shard: its cards, its fabric, its caches, its limits, and how its health is answered."""
 
 from __future__ import annotations
 
-from llmgw.engines import Launch
-from llmgw_sglang.flags import value_of
+from llmgw.engines import Launch, pin_cards, pin_fabric, place_caches, stay_offline, value_of
+from llmgw_sglang.flags import STYLE
 
 # Some five hundred settings are read from SGLANG_* alone, a gRPC port and the hub among them, and SGL_* is rewritten to
 # them. What the agent's shell had exported is nobody's choice.
@@ -12,18 +12,12 @@ INHERITED = ("SGLANG_", "SGL_")
 # It reports no usage by itself; the libraries that it stands on do.
 QUIET = {"DO_NOT_TRACK": "1", "NO_COLOR": "1"}
 
-# Below the folder that outlives a restart: weights, compiled kernels and graphs, each for minutes of the next start.
 # Releases until 0.5.20 or so move what is not SGLang's own nowhere, so that all are named.
 _CACHES = {
-    "HF_HOME": "huggingface",
     "SGLANG_CACHE_DIR": "sglang",
     "SGLANG_DG_CACHE_DIR": "deep_gemm",
     "SGLANG_JIT_CACHE_DIR": "sglang_jit",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TRITON_CACHE_DIR": "triton",
     "TILELANG_CACHE_DIR": "tilelang",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "CUDA_CACHE_PATH": "cuda",
 }
 
 # What else is fetched from the hub.
@@ -41,38 +35,17 @@ def build(launch: Launch) -> dict[str, str]:
         "SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION": "false",
         "SGLANG_HEALTH_CHECK_TIMEOUT": "3",
     }
-    if launch.gpus is not None:
-        # "" is none at all: an absent variable would be all.
-        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
-    if all(map(_is_path, _sources(launch))):
-        env["HF_HUB_OFFLINE"] = "1"
-    return env | _fabric(launch)
+    if launch.max_output:
+        # The most that any request gets: 0.5.16 and later, others read no such variable.
+        env["SGLANG_MAX_NEW_TOKENS_LIMIT"] = str(launch.max_output)
+    return env | pin_cards(launch.gpus) | pin_fabric(launch, "SGLANG_HOST_IP") | stay_offline(_sources(launch))
 
 
 def defaults(launch: Launch) -> dict[str, str]:
     """Where it keeps what outlives a restart, and that its warm-up request does not go by way of a proxy."""
-    cache = launch.cache.rstrip("/") if launch.cache else ""
-    found = {name: f"{cache}/{folder}" for name, folder in _CACHES.items()} if cache else {}
-    return found | {"NO_PROXY": "127.0.0.1,localhost"}
-
-
-def _fabric(launch: Launch) -> dict[str, str]:
-    fabric = launch.fabric
-    if fabric is None or launch.count <= 1:
-        return {}
-    # NCCL takes a name for a beginning, eth1 for eth10 too, unless "=" stands before it. Gloo knows no such sign.
-    env = {
-        "SGLANG_HOST_IP": fabric.address,
-        "NCCL_SOCKET_IFNAME": f"={fabric.interface}",
-        "GLOO_SOCKET_IFNAME": fabric.interface,
-    }
-    return env | ({"NCCL_IB_HCA": f"={','.join(fabric.hcas)}"} if fabric.hcas else {})
+    return place_caches(launch, _CACHES) | {"NO_PROXY": "127.0.0.1,localhost"}
 
 
 def _sources(launch: Launch) -> list[str]:
-    others = (value_of(launch.args, name) for name in _SOURCES)
+    others = (value_of(launch.args, STYLE, name) for name in _SOURCES)
     return [launch.source, *(lora.source for lora in launch.loras), *(other for other in others if other)]
-
-
-def _is_path(source: str) -> bool:
-    return source.startswith(("/", "./", "../", "~"))

@@ -1,7 +1,8 @@
 """Why SGLang ended, from its last lines.
 
 Its processes are a tree: a scheduler for each card prints a traceback and tells the one that serves, which says only
-that a child failed, and kills them all, itself last. So its own end by SIGKILL tells nothing.
+that a child failed, and kills them all, itself last. So its own end by SIGKILL tells nothing. Once it serves there are
+tracebacks of requests too, of which nothing ends.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ _RULES = (
     ),
     rule(
         CauseKind.OTHER,
-        r"Max retries exceeded with url: /(?:get_)?model_info|ProxyError",
+        r"Max retries exceeded with url: \S{0,200}/(?:get_)?model_info",
         "its warm-up request to itself went by way of a proxy: set NO_PROXY=127.0.0.1,localhost in env",
     ),
     rule(
@@ -98,6 +99,13 @@ _GENERIC = re.compile(
     r"|^server_args=|Initialization failed\. warmup error|^The memory capacity is unbalanced|(?<!Error: )Warning: "
     r"|kill_process_tree|resource_tracker|leaked (?:semaphore|shared_memory)"
 )
+# What stands before is what it has survived.
+_UP = re.compile(r"The server is fired up and ready to roll")
+# Printed by one that is up, for a log that has lost its beginning.
+_SERVES = re.compile(r"Decode batch|Error in request: ")
+# What begins the traceback that a process ends with; one of a request has an end of its own.
+_ENDS = "hit an exception"
+_CHAINED = "the above exception"
 _TRACEBACK = "Traceback (most recent call last):"
 _RAISED = re.compile(
     r"(?:[A-Za-z_]\w{0,60}\.){0,8}[A-Z]\w{0,60}?(?:Error|Exception|Timeout|Expired|Failure)(?:: .*)?", re.DOTALL
@@ -108,7 +116,11 @@ _CHILD_FAILED = re.compile(r"Received sigquit from a child process|scheduler die
 
 def read(lines: Sequence[str], code: int | None, signal: int | None) -> Cause | None:
     """What the first line names for which there is a rule; else what the first traceback ends with; else the exit."""
-    cause = diagnose(lines, None, None, _RULES, strip=PREFIX, generic=_GENERIC)
+    up = next((at for at, line in enumerate(lines) if _UP.search(line[: _MOST_CHARS * 2])), None)
+    served = up is not None or any(_SERVES.search(line[: _MOST_CHARS * 2]) for line in lines)
+    if served:
+        lines = list(_leave_out_requests(lines[up or 0 :]))
+    cause = diagnose(lines, None, None, _RULES, strip=PREFIX, generic=_GENERIC, served=served)
     if cause is not None:
         return cause
     texts = [_strip(line) for line in lines]
@@ -122,6 +134,26 @@ def read(lines: Sequence[str], code: int | None, signal: int | None) -> Cause | 
     return diagnose((), code, signal)
 
 
+def _leave_out_requests(lines: Sequence[str]) -> Iterator[str]:
+    """The lines without the tracebacks that no process ended with."""
+    inside = of_a_request = chained = False
+    for line in lines:
+        text = _strip(line)
+        if text.endswith(_TRACEBACK):
+            # One that came of another's handling is of the same.
+            of_a_request = of_a_request if chained else _ENDS not in text
+            inside = of_a_request
+        elif inside and PREFIX.match(line):
+            # Another line of the log: a traceback has them only before its first.
+            inside = False
+        elif inside and text and not text[0].isspace():
+            inside = False
+            continue
+        chained = _CHAINED in text.lower() if text else chained
+        if not inside:
+            yield line
+
+
 def _strip(line: str) -> str:
     line = line[: _MOST_CHARS * 2]
     found = PREFIX.match(line)
@@ -131,7 +163,7 @@ def _strip(line: str) -> str:
 def _find_raised(texts: Sequence[str]) -> str | None:
     """The last line of the first traceback, of those that a process ended with where there are any."""
     begins = [at for at, text in enumerate(texts) if text.endswith(_TRACEBACK)]
-    begins.sort(key=lambda at: "hit an exception" not in texts[at])
+    begins.sort(key=lambda at: _ENDS not in texts[at])
     ends = (next(_raised_after(texts, at), None) for at in begins)
     return next((end[:_MOST_CHARS] for end in ends if end is not None), None)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from llmgw.engines import FlagStyle, Problem, find_owned, split_args
-from llmgw.engines import value_of as find_value
+from llmgw.engines import FlagStyle, Problem, find_less_context, find_owned, find_owned_env, is_given, value_of
 
 # Tried with the parser of 0.5.23: --tp 2 is --tp-size 2; --tp_size and --model.path are refused.
 STYLE = FlagStyle(equals=True, underscores=False, abbreviations=True, dotted=False)
@@ -42,7 +41,13 @@ _OWNED_ENV = {
     "the fabric's address": ("SGLANG_HOST_IP",),
     "nothing: the engine is asked over HTTP": ("SGLANG_GRPC_PORT",),
 }
-OWNED_ENV = {name: instead for instead, names in _OWNED_ENV.items() for name in names}
+# SGL_X is another name of SGLANG_X.
+OWNED_ENV = {
+    spelled: instead
+    for instead, names in _OWNED_ENV.items()
+    for name in names
+    for spelled in (name, re.sub(r"^SGLANG_", "SGL_", name))
+}
 
 # With what is short for it: no other flag begins so.
 _REPLICAS = ("--dp-size", "--data-parallel-size", "--dp", "--data-parallel")
@@ -52,34 +57,20 @@ _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _FACTORS = _DECIMAL | {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
-def is_given(args: Sequence[str], *names: str) -> bool:
-    """Whether one of the flags is among the args, written in full."""
-    return any(given.name in names for given in split_args(args, STYLE))
-
-
-def value_of(args: Sequence[str], *names: str) -> str | None:
-    """The first value of the last of these flags: "" when nothing follows it, None when none is given."""
-    return find_value(args, STYLE, *names)
-
-
 def check_args(args: Sequence[str]) -> list[Problem]:
     """A problem for each flag that is llmgw's."""
     return find_owned(args, OWNED, STYLE)
 
 
 def check_env(env: Mapping[str, str]) -> list[Problem]:
-    """A problem for each variable that is llmgw's; SGL_X is another name of SGLANG_X."""
-    return [
-        Problem(key="env", message=f"{name} is not for env: llmgw sets it from {OWNED_ENV[full]}")
-        for name in sorted(env)
-        if (full := re.sub(r"^SGL_", "SGLANG_", name)) in OWNED_ENV
-    ]
+    """A problem for each variable that is llmgw's."""
+    return find_owned_env(env, OWNED_ENV)
 
 
 def check_replicas(args: Sequence[str]) -> list[Problem]:
     """Data parallelism is replicas of its own, on cards that llmgw has not booked, unless only attention has it."""
-    given = value_of(args, *_REPLICAS)
-    if given in (None, "1") or is_given(args, *_WITHIN_TP):
+    given = value_of(args, STYLE, *_REPLICAS)
+    if given in (None, "1") or is_given(args, STYLE, *_WITHIN_TP):
         return []
     text = f"{_REPLICAS[0]} {given} takes the cards of {given} replicas, and a replica has those of one: take it out"
     text += " and set scaling.min, or add --enable-dp-attention, which stays within tp"
@@ -88,18 +79,14 @@ def check_replicas(args: Sequence[str]) -> list[Problem]:
 
 def check_context(args: Sequence[str], context_length: int | None) -> list[Problem]:
     """A context of the args' own may be longer than the model promises, and not shorter."""
-    given = value_of(args, _CONTEXT)
+    given = value_of(args, STYLE, _CONTEXT)
     if given is None:
         return []
     tokens = read_count(given)
     if tokens is None:
         text = f"{_CONTEXT} needs a number of tokens, not {given!r}: 32768, 32k (32000) or 32Ki (32768)"
         return [Problem(key="args", message=text)]
-    if context_length is None or tokens >= context_length:
-        return []
-    text = f"{_CONTEXT} {given} is {tokens} tokens, and the model promises context_length {context_length}: "
-    text += f"take it out of args, or set context_length to {tokens}"
-    return [Problem(key="args", message=text)]
+    return find_less_context(f"{_CONTEXT} {given}", tokens, context_length)
 
 
 def read_count(text: str) -> int | None:

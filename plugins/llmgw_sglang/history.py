@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from llmgw.engines import FlagChange
+from llmgw.engines import list_changes
 
 _GONE: dict[str, dict[str, str | None]] = {
     "0.4.10": {
@@ -99,8 +99,4 @@ _GONE: dict[str, dict[str, str | None]] = {
     },
 }
 
-CHANGES = tuple(
-    FlagChange(flag=flag, gone_in=release, instead=instead)
-    for release, flags in _GONE.items()
-    for flag, instead in flags.items()
-)
+CHANGES = list_changes(_GONE)

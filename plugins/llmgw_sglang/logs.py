@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llmgw.engines import LogFact
-
-LONGEST = 2000
+from llmgw.engines import LogFact, read_progress
 
 # "[2026-11-29 23:43:12 DP0 TP1] …"; the ranks are there where there is more than one.
 PREFIX = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?:\.\d{1,6})?(?: [A-Z_]{1,10}\d{1,6})*\] ")
@@ -31,12 +29,5 @@ _PROGRESS = (
 
 
 def read(line: str) -> LogFact | None:
-    """Progress, or None. Of a bar that is drawn over and over in one line the last state counts."""
-    text = line[-LONGEST:].rstrip().rpartition("\r")[2]
-    prefix = PREFIX.match(text)
-    text = text[prefix.end() :] if prefix else text
-    for pattern, said in _PROGRESS:
-        found = pattern.search(text)
-        if found is not None:
-            return LogFact(progress=said.format(*found.groups()))
-    return None
+    """Progress, or None."""
+    return read_progress(line, _PROGRESS, PREFIX)

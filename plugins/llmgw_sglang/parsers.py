@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from difflib import get_close_matches
-
-from llmgw.engines import Model, ParserFlag, Problem, Profile, Task, Version
-from llmgw_sglang.flags import is_given, value_of
+from llmgw.engines import Model, ParserFlag, Problem, Profile, Version, check_parsers, name_tool_parser
+from llmgw_sglang.flags import STYLE
 
 TOOL_FLAG = "--tool-call-parser"
-REASONING_FLAG = "--reasoning-parser"
+FLAGS = {"tool_parser": TOOL_FLAG, "reasoning_parser": "--reasoning-parser"}
 
 # The first that fits counts. The parsers are those of 0.5.23; what they are for is said by SGLang's own documentation,
 # by its table of parsers, and by the models' cards.
-_FITTING = (
+FITTING: tuple[tuple[str, str | None], ...] = (
     (r"distill", None),
     (r"deepseek-?v4\.1", "deepseekv41"),
     (r"deepseek-?v4", "deepseekv4"),
@@ -47,39 +44,13 @@ _FITTING = (
     (r"lfm-?2", "lfm2"),
     (r"apertus", "apertus2509"),
 )
-FITTING = tuple((re.compile(pattern), parser) for pattern, parser in _FITTING)
 
 
 def name(model: Model, profile: Profile) -> ParserFlag | None:
     """The flag for tool calls, what is given for it, and what fits by the model's source or name."""
-    if model.task is not Task.CHAT:
-        return None
-    given = profile.tool_parser or value_of(profile.args, TOOL_FLAG) or None
-    return ParserFlag(flag=TOOL_FLAG, given=given, suggested=_suggest(model.source) or _suggest(model.name))
+    return name_tool_parser(model, profile, STYLE, TOOL_FLAG, FITTING)
 
 
 def check(profile: Profile, version: Version | None) -> list[Problem]:
-    """A parser that is given twice, or that the binary does not have; of one that isn't known nothing is said."""
-    problems = []
-    for key, given, flag in (
-        ("tool_parser", profile.tool_parser, TOOL_FLAG),
-        ("reasoning_parser", profile.reasoning_parser, REASONING_FLAG),
-    ):
-        if given is not None and is_given(profile.args, flag):
-            problems.append(Problem(key="args", message=f"{flag} is not for args: the profile has {key} {given}"))
-        chosen, where = (given, key) if given is not None else (value_of(profile.args, flag), "args")
-        known = version.find(flag) if version is not None else None
-        if chosen and known is not None and known.choices and chosen not in known.choices:
-            problems.append(Problem(key=where, message=_refuse(chosen, flag, known.choices)))
-    return problems
-
-
-def _refuse(chosen: str, flag: str, choices: frozenset[str]) -> str:
-    close = get_close_matches(chosen, sorted(choices), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(choices))}"
-    return f"this SGLang has no parser {chosen!r} for {flag}: {hint}"
-
-
-def _suggest(text: str) -> str | None:
-    text = re.sub(r"[\s_]+", "-", text.lower()[:400])
-    return next((parser for pattern, parser in FITTING if pattern.search(text)), None)
+    """A parser that is given twice, or that the binary does not have."""
+    return check_parsers(profile, version, STYLE, FLAGS)

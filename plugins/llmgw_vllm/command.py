@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 
-from llmgw.engines import Launch, Lora, Task
-from llmgw_vllm.flags import is_given
+from llmgw.engines import Launch, Lora, Task, is_given
+from llmgw_vllm.flags import STYLE
 from llmgw_vllm.releases import knows
 
 # What releases until 0.13 have in the place of --runner. A reranker is one that scores.
 _OLD_TASKS = {Task.EMBED: "embed", Task.RERANK: "score"}
+
+_GENERATION = "--override-generation-config"
 
 
 def build(launch: Launch) -> tuple[str, ...]:
@@ -44,15 +46,18 @@ def _shape(launch: Launch) -> Iterator[str]:
     if launch.rendezvous is not None:
         address, _, port = launch.rendezvous.rpartition(":")
         yield from ("--master-addr", address.strip("[]"), "--master-port", port)
-    if not is_given(launch.args, "--distributed-executor-backend"):
+    if not is_given(launch.args, STYLE, "--distributed-executor-backend"):
         yield from ("--distributed-executor-backend", "mp")
     if is_up_without_http(launch):
         yield "--headless"
 
 
 def _model(launch: Launch) -> Iterator[str]:
-    if launch.context_length and not is_given(launch.args, "--max-model-len"):
+    if launch.context_length and not is_given(launch.args, STYLE, "--max-model-len"):
         yield from ("--max-model-len", str(launch.context_length))
+    if launch.max_output and launch.task is Task.CHAT and not is_given(launch.args, STYLE, _GENERATION):
+        # The most that any request gets, and what one gets that does not say.
+        yield from (_GENERATION, json.dumps({"max_new_tokens": launch.max_output}))
     if launch.task is not Task.CHAT:
         # The kind of pooling (vectors or scores) it takes from the model's own configuration.
         if knows(launch.version, "--runner"):
@@ -61,7 +66,7 @@ def _model(launch: Launch) -> Iterator[str]:
             yield from ("--task", _OLD_TASKS[launch.task])
     if launch.loras:
         yield from ("--lora-modules", *map(_name_lora, launch.loras))
-        if not is_given(launch.args, "--enable-lora"):
+        if not is_given(launch.args, STYLE, "--enable-lora"):
             yield "--enable-lora"
 
 
@@ -75,7 +80,7 @@ def _name_lora(lora: Lora) -> str:
 def _parsers(launch: Launch) -> Iterator[str]:
     if launch.tool_parser is not None:
         yield from ("--tool-call-parser", launch.tool_parser)
-        if not is_given(launch.args, "--enable-auto-tool-choice"):
+        if not is_given(launch.args, STYLE, "--enable-auto-tool-choice"):
             yield "--enable-auto-tool-choice"
     if launch.reasoning_parser is not None:
         yield from ("--reasoning-parser", launch.reasoning_parser)
@@ -84,13 +89,13 @@ def _parsers(launch: Launch) -> Iterator[str]:
 def _reports(launch: Launch) -> Iterator[str]:
     """How much of it is told: cached tokens in replies, no line of the log for each request."""
     for flag in ("--enable-prompt-tokens-details", "--disable-uvicorn-access-log"):
-        if knows(launch.version, flag) and not is_given(launch.args, flag, f"--no-{flag[2:]}"):
+        if knows(launch.version, flag) and not is_given(launch.args, STYLE, flag, f"--no-{flag[2:]}"):
             yield flag
     # Until 0.10.0 the prompts themselves are logged unless they are told not to be.
     quiet = "--disable-log-requests"
     if (
         knows(launch.version, quiet)
         and not knows(launch.version, "--enable-log-requests")
-        and not is_given(launch.args, quiet)
+        and not is_given(launch.args, STYLE, quiet)
     ):
         yield quiet

@@ -5,23 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from llmgw.engines import Launch, split_args
+from llmgw.engines import Launch, pin_cards, pin_fabric, place_caches, split_args, stay_offline
 from llmgw_vllm.flags import STYLE
 from llmgw_vllm.releases import is_for_cpu
 
 # Some two hundred settings are read from VLLM_* alone, a key and ports among them; a service that Kubernetes calls
 # "vllm" exports VLLM_PORT as a URL, and the start ends there. What the agent's shell had exported is nobody's choice.
 INHERITED = ("VLLM_",)
-
-# Below the folder that outlives a restart: weights, compiled kernels and graphs, each for minutes of the next start.
-_CACHES = {
-    "HF_HOME": "huggingface",
-    "VLLM_CACHE_ROOT": "vllm",
-    "TORCHINDUCTOR_CACHE_DIR": "inductor",
-    "TRITON_CACHE_DIR": "triton",
-    "FLASHINFER_WORKSPACE_BASE": "flashinfer",
-    "CUDA_CACHE_PATH": "cuda",
-}
 
 # What else is fetched from the hub; the draft of a speculative config is a part of its JSON.
 _SOURCES = ("--tokenizer", "--hf-config-path", "--spec-model")
@@ -41,31 +31,13 @@ def build(launch: Launch) -> dict[str, str]:
         "NO_COLOR": "1",
         "VLLM_ENGINE_READY_TIMEOUT_S": _READY_SECONDS,
     }
-    if launch.gpus is not None:
-        # "" is none at all: an absent variable would be all.
-        env |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUDA_VISIBLE_DEVICES": ",".join(map(str, launch.gpus))}
-    if all(map(_is_path, _sources(launch))):
-        env["HF_HUB_OFFLINE"] = "1"
-    return env | _fabric(launch) | _threads(launch)
+    env |= pin_cards(launch.gpus) | pin_fabric(launch, "VLLM_HOST_IP") | stay_offline(_sources(launch))
+    return env | _threads(launch)
 
 
 def defaults(launch: Launch) -> dict[str, str]:
     """Where it keeps what outlives a restart."""
-    cache = launch.cache.rstrip("/") if launch.cache else ""
-    return {name: f"{cache}/{folder}" for name, folder in _CACHES.items()} if cache else {}
-
-
-def _fabric(launch: Launch) -> dict[str, str]:
-    fabric = launch.fabric
-    if fabric is None or launch.count <= 1:
-        return {}
-    # NCCL takes a name for a beginning, eth1 for eth10 too, unless "=" stands before it. Gloo knows no such sign.
-    env = {
-        "VLLM_HOST_IP": fabric.address,
-        "NCCL_SOCKET_IFNAME": f"={fabric.interface}",
-        "GLOO_SOCKET_IFNAME": fabric.interface,
-    }
-    return env | ({"NCCL_IB_HCA": f"={','.join(fabric.hcas)}"} if fabric.hcas else {})
+    return place_caches(launch, {"VLLM_CACHE_ROOT": "vllm"})
 
 
 def _threads(launch: Launch) -> dict[str, str]:
@@ -88,7 +60,3 @@ def _sources(launch: Launch) -> Iterator[str]:
             yield from given.values[:1]
         elif given.name in _DRAFT and given.key is None:
             yield from _MODEL.findall("".join(given.values[:1]))
-
-
-def _is_path(source: str) -> bool:
-    return source.startswith(("/", "./", "../", "~"))

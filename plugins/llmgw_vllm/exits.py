@@ -1,7 +1,8 @@
 """Why vLLM ended: its own rules over its last lines, and the first traceback where neither they nor its exit tell.
 
 Each of its processes prints what became of it and passes that on to the one that started it, so that the cause stands
-up to a hundred lines before the end, and the last line is always the same.
+up to a hundred lines before the end, and the last line is always the same. Once it serves, the process that answers
+requests prints tracebacks of these too, and goes on.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from llmgw.engines import Cause, CauseKind, diagnose, rule
-from llmgw_vllm.logs import LONGEST, PREFIX
+from llmgw_vllm.logs import PREFIX
 
 # Said whatever went wrong, or after a clean stop too.
 GENERIC = re.compile(
@@ -22,6 +23,15 @@ GENERIC = re.compile(
     r"|FutureWarning|UserWarning|DeprecationWarning|\[shutdown\]",
 )
 
+# What stands before is what it has survived.
+_UP = re.compile(r"Application startup complete")
+# Printed by one that is up, for a log that has lost its beginning; and files whose errors are of a request.
+_SERVES = re.compile(r"Avg (?:prompt|generation) throughput|Exception in ASGI application")
+_SERVING = re.compile(r"(?:batch_)?serving\w*\.py:")
+# Of the process that answers requests these alone speak of the engine behind it.
+_CLIENT = re.compile(r"(?:async_llm|core_client|async_llm_engine)\.py:")
+_SERVER = re.compile(r"(?:APIServer|ApiServer|$)")
+
 # Below these levels it says what it does and what it was given, words of causes among them: trust_remote_code=True.
 _ON_THE_WAY = ("DEBUG", "INFO", "WARNING")
 
@@ -30,6 +40,7 @@ _WRAPPED = re.compile(r"\s*Value error, (.+?)(?: \[type=\w+, input_value=.*)?$")
 _DIED = re.compile(r"Worker proc \S+ died unexpectedly|Engine core proc \S+ died unexpectedly")
 _DIED_REMEDY = "it was killed, or crashed without a word: look for it in the kernel's log (out of memory, segfault)"
 _SHOWN = 600
+_LONGEST = 2000
 _TRACEBACK = "Traceback (most recent call last):"
 
 RULES = (
@@ -129,9 +140,14 @@ RULES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A line without its prefix. ``traceback`` is the number of the one that it belongs to, ``raised`` its last."""
+    """A line without its prefix. ``traceback`` is the number of the one that it belongs to, ``raised`` its last.
 
+    ``process`` is "" where the line does not say it, as those of uvicorn and of C++ don't.
+    """
+
+    process: str
     level: str | None
+    file: str
     text: str
     traceback: int | None = None
     raised: bool = False
@@ -140,9 +156,13 @@ class _Line:
 def read(lines: Sequence[str], code: int | None, signal: int | None) -> Cause | None:
     """The cause by a rule; else what the exit tells; else the first traceback's end, or process that is gone."""
     scanned = list(_scan(lines))
+    up = next((at for at, line in enumerate(scanned) if _UP.search(line.text)), None)
+    served = up is not None or any(map(_is_of_one_that_serves, scanned))
+    if served:
+        scanned = [line for line in scanned[up or 0 :] if not _is_of_a_request(line)]
     # Not the code that a traceback shows: "raise LocalEntryNotFoundError(" is in one too.
     told = [line for line in scanned if line.level not in _ON_THE_WAY and (line.traceback is None or line.raised)]
-    by_rule = diagnose([line.text for line in told], None, None, RULES, generic=GENERIC)
+    by_rule = diagnose([line.text for line in told], None, None, RULES, generic=GENERIC, served=served)
     # One that was killed may have the traceback of some request in its last lines, which had nothing to do with it.
     certain = by_rule or diagnose((), code, signal)
     if certain is not None:
@@ -155,6 +175,19 @@ def read(lines: Sequence[str], code: int | None, signal: int | None) -> Cause | 
     return None
 
 
+def _is_of_one_that_serves(line: _Line) -> bool:
+    return _SERVES.search(line.text) is not None or (line.level == "ERROR" and _SERVING.match(line.file) is not None)
+
+
+def _is_of_a_request(line: _Line) -> bool:
+    """Of one that serves: whether the line is a word of the process that answers requests, about one of them."""
+    if _DIED.search(line.text) or not _SERVER.match(line.process):
+        return False
+    # uvicorn's tracebacks, and no other words that stand alone: C++ and the kernel's are among these.
+    plain = not line.process and line.level is None and line.traceback is None
+    return not plain and not _CLIENT.match(line.file)
+
+
 def _scan(lines: Sequence[str]) -> Iterator[_Line]:
     """Processes write into one log at once: a line belongs to the traceback that its own process has begun."""
     begun = 0
@@ -163,22 +196,30 @@ def _scan(lines: Sequence[str]) -> Iterator[_Line]:
     for line in lines:
         prefix = PREFIX.match(line)
         process, level = (prefix["process"] or "", prefix["level"]) if prefix else ("", None)
-        text = line[prefix.end() if prefix else 0 :][:LONGEST]
+        file = prefix["file"] or "" if prefix else ""
+        text = line[prefix.end() if prefix else 0 :][:_LONGEST]
         wrapped = _WRAPPED.match(text)
         if text.strip() == _TRACEBACK:
             begun += 1
             inside[process] = begun
-            yield _Line(level=level, text=text, traceback=begun)
+            yield _Line(process=process, level=level, file=file, text=text, traceback=begun)
         elif _DIED.search(text):
             # Of one that was killed there is no other word; those that wait for it have tracebacks.
             begun += 1
-            yield _Line(level=level, text=text, traceback=begun, raised=True)
+            yield _Line(process=process, level=level, file=file, text=text, traceback=begun, raised=True)
         elif wrapped is not None:
-            yield _Line(level=level, text=wrapped[1], traceback=left.get(process), raised=process in left)
+            yield _Line(
+                process=process,
+                level=level,
+                file=file,
+                text=wrapped[1],
+                traceback=left.get(process),
+                raised=process in left,
+            )
         elif process in inside and (not text.strip() or text[0] in " \t"):
-            yield _Line(level=level, text=text, traceback=inside[process])
+            yield _Line(process=process, level=level, file=file, text=text, traceback=inside[process])
         elif process in inside:
             left[process] = inside.pop(process)
-            yield _Line(level=level, text=text, traceback=left[process], raised=True)
+            yield _Line(process=process, level=level, file=file, text=text, traceback=left[process], raised=True)
         else:
-            yield _Line(level=level, text=text)
+            yield _Line(process=process, level=level, file=file, text=text)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from llmgw.engines import FlagStyle, Problem, find_owned, split_args
-from llmgw.engines import value_of as find_value
+from llmgw.engines import FlagStyle, Problem, find_less_context, find_owned, find_owned_env, value_of
 
 # All four were tried with 0.32: --tensor_parallel_size=2 and -t 2 are --tensor-parallel-size 2, and
 # --speculative-config.method or -cc.mode set one key of a JSON value.
@@ -61,16 +60,6 @@ _CONTEXT = "--max-model-len"
 _FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
-def is_given(args: Sequence[str], *names: str) -> bool:
-    """Whether one of the flags is among the args, in any of its spellings but not shortened."""
-    return any(given.name in names for given in split_args(args, STYLE))
-
-
-def value_of(args: Sequence[str], *names: str) -> str | None:
-    """The value of the last of these flags: "" when nothing follows it, None when none is given."""
-    return find_value(args, STYLE, *names)
-
-
 def check_args(args: Sequence[str]) -> list[Problem]:
     """A problem for each flag that is llmgw's."""
     return find_owned(args, OWNED, STYLE, known=_KNOWN)
@@ -78,16 +67,12 @@ def check_args(args: Sequence[str]) -> list[Problem]:
 
 def check_env(env: Mapping[str, str]) -> list[Problem]:
     """A problem for each variable that is llmgw's."""
-    return [
-        Problem(key="env", message=f"{name} is not for env: llmgw sets it from {OWNED_ENV[name]}")
-        for name in sorted(env)
-        if name in OWNED_ENV
-    ]
+    return find_owned_env(env, OWNED_ENV)
 
 
 def check_context(args: Sequence[str], context_length: int | None) -> list[Problem]:
     """A context of the args' own may be longer than the model promises, and not shorter."""
-    given = value_of(args, _CONTEXT)
+    given = value_of(args, STYLE, _CONTEXT)
     # Since 0.14 it finds out by itself with "auto" or -1 how much fits.
     if given is None or given.lower() == "auto" or given == "-1":
         return []
@@ -95,16 +80,12 @@ def check_context(args: Sequence[str], context_length: int | None) -> list[Probl
     if tokens is None:
         text = f"{_CONTEXT} needs a number of tokens, not {given!r}: 32768, 32k (32000) or 32K (32768)"
         return [Problem(key="args", message=text)]
-    if context_length is None or tokens >= context_length:
-        return []
-    text = f"{_CONTEXT} {given} is {tokens} tokens, and the model promises context_length {context_length}: "
-    text += f"take it out of args, or set context_length to {tokens}"
-    return [Problem(key="args", message=text)]
+    return find_less_context(f"{_CONTEXT} {given}", tokens, context_length)
 
 
 def check_backend(args: Sequence[str], world: int) -> list[Problem]:
     """What starts the processes of a replica: one that would span machines by itself takes what nobody has placed."""
-    backend = value_of(args, _DISTRIBUTED)
+    backend = value_of(args, STYLE, _DISTRIBUTED)
     if backend in ("ray", "external_launcher"):
         text = f"{_DISTRIBUTED} {backend} starts processes where llmgw has placed none: take it out, mp is used"
         return [Problem(key="args", message=text)]

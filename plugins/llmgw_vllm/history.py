@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from llmgw.engines import FlagChange
+from llmgw.engines import list_changes
 
 _GONE: dict[str, dict[str, str | None]] = {
     "0.10.0": {
@@ -58,8 +58,4 @@ _GONE: dict[str, dict[str, str | None]] = {
     "0.31.0": {"--enable-bf16x3-router-gemm": None},
 }
 
-CHANGES = tuple(
-    FlagChange(flag=flag, gone_in=gone_in, instead=instead)
-    for gone_in, flags in _GONE.items()
-    for flag, instead in flags.items()
-)
+CHANGES = list_changes(_GONE)

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 
-from llmgw.engines import LogFact
-
-LONGEST = 2000
+from llmgw.engines import LogFact, read_progress
 
 # "(EngineCore pid=7214) INFO 11-29 23:40:54 [core.py:133] …"; what a process prints without its logger has the first
 # part alone, and releases until 0.10 have the second alone in the process that serves.
 PREFIX = re.compile(
     r"(?:\((?P<process>[A-Za-z][\w .=-]{0,40}\bpid=\d+)(?:, ip=[^)]{0,40})?\) ?)?"
-    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[[^\]\n]{1,80}\] ?)?)?"
+    r"(?:(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL) \d\d-\d\d \d\d:\d\d:\d\d (?:\[(?P<file>[^\]\n]{1,80})\] ?)?)?"
 )
 
 _PROGRESS = (
@@ -37,12 +35,5 @@ _PROGRESS = (
 
 
 def read(line: str) -> LogFact | None:
-    """Progress, or None. Of a bar that is drawn over and over in one line the last state counts."""
-    text = line[-LONGEST:].rstrip().rpartition("\r")[2]
-    prefix = PREFIX.match(text)
-    text = text[prefix.end() :] if prefix else text
-    for pattern, said in _PROGRESS:
-        found = pattern.search(text)
-        if found is not None:
-            return LogFact(progress=said.format(*found.groups()))
-    return None
+    """Progress, or None."""
+    return read_progress(line, _PROGRESS, PREFIX)

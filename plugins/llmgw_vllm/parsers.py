@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from difflib import get_close_matches
-
-from llmgw.engines import Model, ParserFlag, Problem, Profile, Task, Version
-from llmgw_vllm.flags import is_given, value_of
+from llmgw.engines import Model, ParserFlag, Problem, Profile, Version, check_parsers, name_tool_parser
+from llmgw_vllm.flags import STYLE
 
 TOOL_FLAG = "--tool-call-parser"
-REASONING_FLAG = "--reasoning-parser"
+FLAGS = {"tool_parser": TOOL_FLAG, "reasoning_parser": "--reasoning-parser"}
 
 # The first that fits counts. The parsers are those of 0.32; what they are for is said by vLLM's own documentation and
 # by the models' cards.
-_FITTING = (
+FITTING: tuple[tuple[str, str | None], ...] = (
     (r"distill", None),
     (r"deepseek-?v4\.1", "deepseek_v41"),
     (r"deepseek-?v4", "deepseek_v4"),
@@ -51,42 +48,13 @@ _FITTING = (
     (r"lfm-?2", "lfm2"),
     (r"apertus", "apertus"),
 )
-FITTING = tuple((re.compile(pattern), parser) for pattern, parser in _FITTING)
 
 
 def name(model: Model, profile: Profile) -> ParserFlag | None:
     """The flag for tool calls, what is given for it, and what fits by the model's source or name."""
-    if model.task is not Task.CHAT:
-        return None
-    given = profile.tool_parser or value_of(profile.args, TOOL_FLAG) or None
-    return ParserFlag(flag=TOOL_FLAG, given=given, suggested=_suggest(model.source) or _suggest(model.name))
+    return name_tool_parser(model, profile, STYLE, TOOL_FLAG, FITTING)
 
 
 def check(profile: Profile, version: Version | None) -> list[Problem]:
-    """A parser that is given twice, or that the binary does not have; of one that isn't known nothing is said."""
-    problems = []
-    for key, given, flag, plugin in (
-        ("tool_parser", profile.tool_parser, TOOL_FLAG, "--tool-parser-plugin"),
-        ("reasoning_parser", profile.reasoning_parser, REASONING_FLAG, "--reasoning-parser-plugin"),
-    ):
-        if given is not None and is_given(profile.args, flag):
-            problems.append(Problem(key="args", message=f"{flag} is not for args: the profile has {key} {given}"))
-        chosen, where = (given, key) if given is not None else (value_of(profile.args, flag), "args")
-        known = version.find(flag) if version is not None else None
-        # A plugin of the operator's brings names that no help lists.
-        if not chosen or known is None or not known.choices or is_given(profile.args, plugin):
-            continue
-        if chosen not in known.choices:
-            problems.append(Problem(key=where, message=_refuse(chosen, flag, known.choices)))
-    return problems
-
-
-def _refuse(chosen: str, flag: str, choices: frozenset[str]) -> str:
-    close = get_close_matches(chosen, sorted(choices), n=1, cutoff=0.5)
-    hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(sorted(choices))}"
-    return f"this vLLM has no parser {chosen!r} for {flag}: {hint}"
-
-
-def _suggest(text: str) -> str | None:
-    text = re.sub(r"[\s_]+", "-", text.lower()[:400])
-    return next((parser for pattern, parser in FITTING if pattern.search(text)), None)
+    """A parser that is given twice, or that the binary does not have."""
+    return check_parsers(profile, version, STYLE, FLAGS)

@@ -38,10 +38,12 @@ INT_LIMIT = 2**53
 WORDS_CHARS = 4000
 # A node is told, and runs, a few; each is looked at one by one.
 SHARDS = 1024
+# Of an engine, those that there is something to tell of.
+FLAGS = 100
 
 _NAME_FIELDS = frozenset({"id", "node", "shard", "replica"})
-_WORDS_FIELDS = frozenset({"cause", "remedy", "progress", "broken"})
-_SHARD_FIELDS = frozenset({"running", "shards", "put", "drop"})
+_WORDS_FIELDS = frozenset({"cause", "remedy", "progress", "broken", "flag", "given_by", "detail"})
+_LENGTHS = {"running": SHARDS, "shards": SHARDS, "put": SHARDS, "drop": SHARDS, "flags": FLAGS}
 # What can be so: a try's number is counted on from here, and sizes are added up and shown.
 _RANGES: dict[str, tuple[float, float]] = {
     "epoch": (0, 2**40),
@@ -52,6 +54,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "total_gb": (0, 1e9),
     "port": (0, 65535),
     "cache_used": (0, 1),
+    "flags_ok": (0, 1e5),
 }
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS)]
@@ -250,8 +253,8 @@ def _check_fields(value: object, path: str) -> None:
             raise WireError(f"{path}.{name}: a name has 1 to {NAME_CHARS} characters, this one {len(part)}")
         if name in _WORDS_FIELDS and isinstance(part, str) and len(part) > WORDS_CHARS:
             raise WireError(f"{path}.{name}: {len(part)} characters; {WORDS_CHARS} are allowed")
-        if name in _SHARD_FIELDS and isinstance(part, tuple) and len(part) > SHARDS:
-            raise WireError(f"{path}.{name}: {len(part)} entries; {SHARDS} are allowed")
+        if name in _LENGTHS and isinstance(part, tuple) and len(part) > _LENGTHS[name]:
+            raise WireError(f"{path}.{name}: {len(part)} entries; {_LENGTHS[name]} are allowed")
         if name in _RANGES and isinstance(part, int | float) and not _is_within(part, *_RANGES[name]):
             raise WireError(f"{path}.{name}: {part} is out of range")
         _check(part, f"{path}.{name}")

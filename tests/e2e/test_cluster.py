@@ -459,6 +459,7 @@ def test_a_program_that_hangs_when_it_is_tried_is_ended_by_the_next_agent(
         return [stat.pid for stat in find_marked(prefix)]
 
     try:
+        agent.wait_said("is up")
         left = wait_for(find, "the probe")
         agent.kill()
         assert find() == left

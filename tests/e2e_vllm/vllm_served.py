@@ -43,8 +43,12 @@ def server(lab: Lab) -> Server:
 
 
 @pytest.fixture(scope="module")
-def agent(lab: Lab, server: Server, vllm: Path) -> Agent:
-    return lab.agent("node-1", server, engines={"vllm": {"bin": str(vllm)}})
+def agent(lab: Lab, server: Server, vllm: Path) -> Iterator[Agent]:
+    made = lab.agent("node-1", server, engines={"vllm": {"bin": str(vllm)}})
+    yield made
+    # The engines of a test that failed, their workers too.
+    made.kill()
+    made.stop_all("--force")
 
 
 def define(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from llmgw import wire
 from llmgw.core.effects import Desire
 from llmgw.core.model import Lora, Model, ModelName, Profile, Scaling, Task
-from llmgw.core.node import Disk, EngineFound, Node, NodeId
+from llmgw.core.node import Disk, EngineFound, FlagFound, Node, NodeId
 from llmgw.core.replica import Endpoint, Load, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.wire import (
     PROTOCOL,
@@ -47,7 +47,15 @@ NODE = Node(
     memory_available_gb=60.5,
     disks=(Disk(path="/", free_gb=1.5, total_gb=2.0),),
     engines=(
-        EngineFound(engine="mill", program=("/opt/mill", "-x"), version="b1", checked=True, problems=("--x is gone",)),
+        EngineFound(
+            engine="mill",
+            program=("/opt/mill", "-x"),
+            version="b1",
+            checked=True,
+            problems=("--x is gone",),
+            flags=(FlagFound(flag="--x", given_by="llmgw", state="removed", detail="take it out"),),
+            flags_ok=11,
+        ),
         EngineFound(engine="bad", program=("/b",), checked=True, broken="no libz", missing_libraries=("libz.so.1",)),
     ),
 )
@@ -236,6 +244,15 @@ def test_an_agent_of_protocol_2_passes_over_what_it_does_not_know() -> None:
     assert told.shards == (OldSpec(id=SPEC.id, epoch=1, model=model, profile=profile, count=1),)
 
 
+def test_an_agent_that_tells_of_no_flags_is_understood() -> None:
+    said = json.loads(encode(FROM_AGENT[2]))
+    for engine in said["node"]["engines"]:
+        del engine["flags"], engine["flags_ok"]
+    word = decode_from_agent(json.dumps(said).encode(), PROTOCOL)
+    assert isinstance(word, NodeWord)
+    assert [(found.flags, found.flags_ok) for found in word.node.engines] == [((), 0), ((), 0)]
+
+
 def test_the_first_message_reads_the_same_in_every_protocol() -> None:
     assert decode_from_agent(RECORDED[0], PROTOCOL) == decode_from_agent(RECORDED[0], 1)
 
@@ -318,6 +335,9 @@ def test_fields_that_are_not_known_are_passed_over() -> None:
         (encode(FROM_AGENT[3]).replace(b'"steps":7', b'"steps":"7"'), "$.report.load.steps"),
         (encode(FROM_AGENT[3]).replace(b"give it more", b"x" * 4001), "$.report.remedy"),
         (encode(FROM_AGENT[2]).replace(b"no libz", b"x" * 4001), "$.node.engines[1].broken"),
+        (encode(FROM_AGENT[2]).replace(b"take it out", b"x" * 4001), "$.node.engines[0].flags[0].detail"),
+        (encode(FROM_AGENT[2]).replace(b'"--x"', b'"%s"' % (b"x" * 4001)), "$.node.engines[0].flags[0].flag"),
+        (encode(FROM_AGENT[2]).replace(b'"flags_ok":11', b'"flags_ok":-1'), "$.node.engines[0].flags_ok"),
         (encode(FROM_AGENT[1]).replace(b'"EMPTY":""', b'"EMPTY":1'), "$.running[0][0].model.profiles[0].env"),
         (encode(FROM_AGENT[1]).replace(b'"task":"embed"', b'"task":"cook"'), "$.running[0][0].model.task"),
         (encode(FROM_AGENT[1]).replace(b'"source":"/models/sql"', b'"x":1'), "$.running[0][0].model.loras[0]"),
@@ -359,6 +379,12 @@ def test_a_message_has_a_largest_size() -> None:
         (
             ShardWord(report=replace(a_report(SPEC), lines=("",) * (wire.LIST_ITEMS + 1))),
             r"^\$\.report\.lines: 8193 entries",
+        ),
+        (
+            NodeWord(
+                node=replace(NODE, engines=(replace(NODE.engines[0], flags=NODE.engines[0].flags * 101),)), applied=1
+            ),
+            r"^\$\.node\.engines\[0\]\.flags: 101 entries; 100 are allowed",
         ),
     ],
 )

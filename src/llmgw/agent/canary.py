@@ -3,6 +3,7 @@ collective."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 import trio
@@ -25,26 +26,33 @@ class Ask:
     body: dict[str, object]
 
 
-def build_asks(task: Task, served_name: str) -> tuple[Ask, ...]:
-    """What is asked for the task, in this order until one is answered: a model without a chat template refuses a chat,
-    and completes a text."""
-    match task:
-        case Task.EMBED:
-            return (Ask(path="/v1/embeddings", body={"model": served_name, "input": _WORD}),)
-        case Task.RERANK:
-            return (Ask(path="/v1/rerank", body={"model": served_name, "query": _WORD, "documents": [_WORD]}),)
-        case Task.CHAT:
-            chat: dict[str, object] = {"model": served_name, "messages": [{"role": "user", "content": _WORD}]}
-            return (
-                Ask(path="/v1/chat/completions", body=chat | {"max_tokens": 1}),
-                Ask(path="/v1/completions", body={"model": served_name, "prompt": _WORD, "max_tokens": 1}),
-            )
+# What proves a task, in this order until one is answered: a model without a chat template refuses a chat, and
+# completes a text.
+_PROOFS: dict[Task, tuple[Ask, ...]] = {
+    Task.CHAT: (
+        Ask(path="/v1/chat/completions", body={"messages": [{"role": "user", "content": _WORD}], "max_tokens": 1}),
+        Ask(path="/v1/completions", body={"prompt": _WORD, "max_tokens": 1}),
+    ),
+    Task.EMBED: (Ask(path="/v1/embeddings", body={"input": _WORD}),),
+    Task.RERANK: (Ask(path="/v1/rerank", body={"query": _WORD, "documents": [_WORD]}),),
+}
 
 
-async def fail_to_answer(port: int, task: Task, served_name: str) -> str | None:
+def list_paths(task: Task) -> str:
+    """The paths that the task can be asked at, in words."""
+    return ", ".join(ask.path for ask in _PROOFS[task])
+
+
+def build_asks(task: Task, served_name: str, api_paths: Collection[str]) -> tuple[Ask, ...]:
+    """What is asked for the task of an engine that has these paths; () where it has none of the task's."""
+    named = {"model": served_name}
+    return tuple(Ask(path=ask.path, body=named | ask.body) for ask in _PROOFS[task] if ask.path in api_paths)
+
+
+async def fail_to_answer(port: int, asks: Iterable[Ask]) -> str | None:
     """None once one of the asks is answered; else what came in its place, in a few words."""
     said = None
-    for ask in build_asks(task, served_name):
+    for ask in asks:
         reply: Reply | None = None
         with trio.move_on_after(TRY_SECONDS) as limit:
             reply = await post(HOST, port, ask.path, ask.body)

@@ -26,6 +26,9 @@ from llmgw.host.state import ShardRecord, StateFolder
 
 log = logging.getLogger(__name__)
 
+# An engine whose worker was killed takes its time to notice and to end.
+OOM_SECONDS = 30.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
@@ -66,6 +69,7 @@ class Held:
         "log",
         "log_troubled",
         "oom_kills",
+        "oom_seen_at",
         "port",
         "process",
         "ready",
@@ -86,8 +90,9 @@ class Held:
         # It answers HTTP: else it is up while its process lives.
         self.serves = True
         self.record: ShardRecord | None = None
-        # How many the kernel had killed for memory when this engine began.
+        # How many the kernel had killed for memory when that was last looked at, and when it was seen to be more.
         self.oom_kills: int | None = None
+        self.oom_seen_at: float | None = None
         # said once, not at every poll
         self.log_troubled = False
         self.log = LogFile(tools.state.log_path(spec.id))
@@ -114,7 +119,7 @@ class Held:
         self.serves = adopted.record.serves
         self.ready = adopted.report.state is ShardState.READY
         self.log = LogFile(Path(adopted.record.log))
-        self.oom_kills = self.tools.count_oom_kills()
+        self.oom_kills, self.oom_seen_at = self.tools.count_oom_kills(), None
 
     async def note_proven(self) -> None:
         """It has answered one: the next agent need not ask again. A disk that is full ends no engine that serves."""
@@ -138,7 +143,7 @@ class Held:
         state, path, program = self.tools.state, self.log.path, command.argv[0]
         marker = state.marker(self.spec)
         self.serves = command.serves
-        self.oom_kills = self.tools.count_oom_kills()
+        self.oom_kills, self.oom_seen_at = self.tools.count_oom_kills(), None
         try:
             begin_log(path)
             self.log = LogFile(path)
@@ -167,10 +172,17 @@ class Held:
             raise EngineFailed(f"state file {error.filename} can't be written: {error.strerror or error}") from error
         return process.pid
 
-    def was_killed_for_memory(self, signum: int | None) -> bool:
-        """Whether the kernel ended this engine for want of memory, as far as it counts that."""
-        now = self.tools.count_oom_kills()
-        return signum == signal.SIGKILL and None not in (now, self.oom_kills) and now != self.oom_kills
+    async def count_kills(self) -> None:
+        """Look whether the kernel has killed more for want of memory, as far as it counts that."""
+        now = await trio.to_thread.run_sync(self.tools.count_oom_kills)
+        if None not in (now, self.oom_kills) and now != self.oom_kills:
+            self.oom_seen_at = trio.current_time()
+        self.oom_kills = now
+
+    def has_seen_a_kill(self) -> bool:
+        """Whether that was just now. It counts for all engines of this machine, and what it was an hour ago is no word
+        on this one."""
+        return self.oom_seen_at is not None and trio.current_time() - self.oom_seen_at <= OOM_SECONDS
 
     def read_log(self) -> list[str]:
         """The new lines; the file is kept in bounds on the way.

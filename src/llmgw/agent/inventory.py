@@ -11,7 +11,8 @@ from llmgw.agent.held import Tools
 from llmgw.agent.preflight import Preflight
 from llmgw.agent.programs import find_program
 from llmgw.agent.telling import WORDS_CHARS
-from llmgw.core.node import Disk, EngineFound, Node
+from llmgw.core.node import Disk, EngineFound, FlagFound, Node
+from llmgw.engines.check import FlagFinding, FlagState
 from llmgw.engines.registry import Engine
 from llmgw.errors import EngineFailed
 from llmgw.host.cpu import Memory, count_cores, read_cpu_flags, read_memory, warn_of_cpu
@@ -20,6 +21,9 @@ from llmgw.host.disks import read_disks
 log = logging.getLogger(__name__)
 
 SHOWN_PROBLEMS = 20
+SHOWN_FLAGS = 20
+FLAG_CHARS = 100
+DETAIL_CHARS = 300
 
 
 async def survey(tools: Tools) -> Node:
@@ -42,31 +46,32 @@ def _look(tools: Tools) -> tuple[int, frozenset[str], Memory, tuple[Disk, ...]]:
 
 
 async def _find_engines(tools: Tools) -> tuple[EngineFound, ...]:
-    return tuple(
-        [
-            _tell(name, program, await tools.programs.find(engine, program))
-            for name, engine, program in await _list_programs(tools)
-        ]
-    )
-
-
-async def _list_programs(tools: Tools) -> list[tuple[str, Engine, tuple[str, ...]]]:
     """The engines that there is a program for."""
     found = []
     for name, engine in sorted(tools.engines.items()):
         try:
-            program = await trio.to_thread.run_sync(find_program, engine, tools.settings.binaries)
-        except EngineFailed as absent:
-            log.debug("engine %s: %s", name, absent)
-            continue
-        found.append((name, engine, program))
-    return found
+            program = await _find(tools, engine)
+            if program is not None:
+                found.append(tell_engine(name, program, await tools.programs.find(engine, program)))
+        except Exception:
+            # The node has the others all the same; whoever tries the programs tells of this, once.
+            log.debug("engine %s is not reported", name, exc_info=True)
+    return tuple(found)
 
 
-def _tell(name: str, program: tuple[str, ...], tried: Preflight | None) -> EngineFound:
+async def _find(tools: Tools, engine: Engine) -> tuple[str, ...] | None:
+    try:
+        return await trio.to_thread.run_sync(find_program, engine, tools.settings.binaries)
+    except EngineFailed as absent:
+        log.debug("engine %s: %s", engine.name, absent)
+        return None
+
+
+def tell_engine(name: str, program: tuple[str, ...], tried: Preflight | None) -> EngineFound:
     if tried is None:
         return EngineFound(engine=name, program=program)
     remedy = f"; {tried.remedy}" if tried.remedy is not None else ""
+    wanting = sorted((each for each in tried.findings if each.state is not FlagState.OK), key=_weigh)
     return EngineFound(
         engine=name,
         program=program,
@@ -76,30 +81,55 @@ def _tell(name: str, program: tuple[str, ...], tried: Preflight | None) -> Engin
         broken=None if tried.broken is None else _cut(tried.broken + remedy),
         problems=tuple(map(_cut, tried.problems[:SHOWN_PROBLEMS])),
         missing_libraries=tuple(map(_cut, tried.missing_libraries[:SHOWN_PROBLEMS])),
+        # This goes out every few seconds, and of most flags there is nothing to tell.
+        flags=tuple(map(_tell_flag, wanting[:SHOWN_FLAGS])),
+        flags_ok=len(tried.findings) - len(wanting),
     )
 
 
-def _cut(words: str) -> str:
-    return words if len(words) <= WORDS_CHARS else words[:WORDS_CHARS] + "…"
+def _weigh(finding: FlagFinding) -> int:
+    """What breaks a launch first, and last what nobody knows."""
+    return 0 if finding.breaks else 2 if finding.state is FlagState.UNCHECKED else 1
+
+
+def _tell_flag(finding: FlagFinding) -> FlagFound:
+    return FlagFound(
+        flag=_cut(finding.flag, FLAG_CHARS),
+        given_by=finding.given_by,
+        state=str(finding.state),
+        detail=None if finding.detail is None else _cut(finding.detail, DETAIL_CHARS),
+    )
+
+
+def _cut(words: str, chars: int = WORDS_CHARS) -> str:
+    return words if len(words) <= chars else words[:chars] + "…"
 
 
 async def serve_checks(tools: Tools) -> None:
     """Try the engines' programs for ever, one after the other: at the start, and whenever one may be another."""
+    # said once of each: this looks every few seconds
+    troubled: set[str] = set()
     while True:
         try:
-            for name, engine, program in await _list_programs(tools):
-                await _check(tools, name, engine, program)
+            for name, engine in sorted(tools.engines.items()):
+                await _check(tools, name, engine, troubled)
         except Exception:
             log.exception("the engines' programs can't be listed; trying again")
         await trio.sleep(tools.settings.pace.inventory)
 
 
-async def _check(tools: Tools, name: str, engine: Engine, program: tuple[str, ...]) -> None:
+async def _check(tools: Tools, name: str, engine: Engine, troubled: set[str]) -> None:
     try:
-        await tools.programs.check(engine, program, again=True)
+        program = await _find(tools, engine)
+        if program is not None:
+            await tools.programs.check(engine, program, again=True)
     except Exception:
         # The others are tried all the same.
-        log.exception("engine %s: %s can't be tried by a fault of llmgw; trying again", name, program[0])
+        if name not in troubled:
+            log.exception("engine %s can't be tried, by a fault of its plugin or of llmgw; trying again", name)
+        troubled.add(name)
+    else:
+        troubled.discard(name)
 
 
 async def serve_inventory(tools: Tools, report: Callable[[Node], None]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import importlib.util
 import itertools
 import logging
@@ -9,6 +10,7 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 import trio
@@ -21,6 +23,11 @@ from llmgw.errors import EngineFailed
 log = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
+# The pause doubles from the first to this many times as long: a try of a broken engine may cost half a minute of a CPU.
+LONGEST_PAUSE = 16
+
+# Beside a program of Python's: the environment whose packages it runs.
+_PACKAGES = "../lib/python*/*-packages"
 
 
 def find_program(engine: Engine, binaries: Mapping[str, str]) -> tuple[str, ...]:
@@ -57,19 +64,21 @@ def _whole(found: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tried:
-    """What came of a program, of which file, and when."""
+    """What came of a program, of which files, when, and how long it is left alone if it has to be tried again."""
 
-    stamp: tuple[int, int]
+    stamp: tuple[int, ...]
     found: Preflight
     at: float
+    pause_seconds: float
 
 
 class Programs:
-    """What came of trying the programs of this node. Each is tried once, again when its file has changed, and now and
-    then while it is broken: what it lacked may have been installed.
+    """What came of trying the programs of this node. Each is tried once, again when its files have changed, and ever
+    more rarely while it can't start: what it lacked may have been installed. One that starts and does not know our
+    flags will not learn them.
 
     ``marker_prefix`` is the state folder's: a program that is tried when llmgw is killed is ended at the next start.
-    ``retry_seconds``: how long a broken one is left alone.
+    ``retry_seconds``: how long one that can't start is left alone at first; LONGEST_PAUSE times as long in the end.
     """
 
     __slots__ = ("_marker_prefix", "_news", "_numbers", "_retry_seconds", "_said", "_tried", "_turns", "changes")
@@ -94,32 +103,55 @@ class Programs:
     async def check(self, engine: Engine, program: tuple[str, ...], *, again: bool = False) -> Preflight:
         """The same, tried now where it has to be; whoever asks meanwhile waits for that one try.
 
-        ``again``: one that was undecided is due for another try as a broken one is.
+        ``again``: one that was undecided is due for another try as one that can't start is.
         """
         async with self._turns.setdefault(engine.name, trio.Lock()):
             key = (engine.name, program)
             # Before it is tried: a file that is replaced meanwhile is found changed at the next look.
             stamp = await trio.to_thread.run_sync(_stamp, engine, program)
             tried = self._tried.get(key)
-            if tried is not None and tried.stamp == stamp and not self._is_due(tried, again=again):
-                return tried.found
+            pause_seconds = self._retry_seconds
+            if tried is not None and tried.stamp == stamp:
+                if not _is_due(tried, again=again):
+                    return tried.found
+                pause_seconds = min(2 * tried.pause_seconds, LONGEST_PAUSE * self._retry_seconds)
             marker = f"{self._marker_prefix}probe-{next(self._numbers)}:0"
-            found = await examine(engine, program, marker=marker)
-            self._tried[key] = _Tried(stamp=stamp, found=found, at=trio.current_time())
+            try:
+                found = await examine(engine, program, marker=marker)
+            except Exception as error:
+                found = self._tell_fault(key, error)
+            self._tried[key] = _Tried(stamp=stamp, found=found, at=trio.current_time(), pause_seconds=pause_seconds)
             self._tell(key, found)
             self.changes += 1
             self._news.set()
             self._news = trio.Event()
             return found
 
-    def _is_due(self, tried: _Tried, *, again: bool) -> bool:
-        unsure = tried.found.broken is not None or (again and tried.found.undecided)
-        return unsure and trio.current_time() >= tried.at + self._retry_seconds
-
     async def wait_changed(self, after: int) -> None:
         """Until more has been tried than these many ``changes``."""
         while self.changes <= after:
             await self._news.wait()
+
+    def _tell_fault(self, key: tuple[str, tuple[str, ...]], error: Exception) -> Preflight:
+        """What came of a try that failed by whoever reads it: no proof against the program, and nothing that another
+        look, a few seconds on, would change."""
+        name, program = key
+        words = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = f"it is not checked, by a fault of the plugin or of llmgw: {words}"
+        if reason not in self._said.get(key, frozenset()):
+            log.error("engine %s: %s: %s", name, program[0], reason, exc_info=error)
+            self._said[key] = frozenset({reason})
+        return Preflight(
+            engine=name,
+            program=program,
+            version=None,
+            broken=None,
+            remedy=None,
+            problems=(reason,),
+            missing_libraries=(),
+            findings=(),
+            undecided=True,
+        )
 
     def _tell(self, key: tuple[str, tuple[str, ...]], found: Preflight) -> None:
         """Each problem once, and once more when it has come back."""
@@ -132,8 +164,14 @@ class Programs:
                 log.warning("engine %s: %s: %s%s", found.engine, found.program[0], reason, remedy)
 
 
-def _stamp(engine: Engine, program: tuple[str, ...]) -> tuple[int, int]:
-    """What changes when the program is replaced: of the file itself, or of what the embedded one stands on."""
+def _is_due(tried: _Tried, *, again: bool) -> bool:
+    unsure = not tried.found.starts or (again and tried.found.undecided)
+    return unsure and trio.current_time() >= tried.at + tried.pause_seconds
+
+
+def _stamp(engine: Engine, program: tuple[str, ...]) -> tuple[int, ...]:
+    """What changes when the program is replaced: of the file itself, or of what the embedded one stands on, and of the
+    folders of packages beside it, for pip leaves an interpreter and may leave a script as they are."""
     path: str | None = program[0]
     if len(program) > 1 and engine.embedded is not None:
         path = _find_origin(engine.embedded.requires)
@@ -141,7 +179,19 @@ def _stamp(engine: Engine, program: tuple[str, ...]) -> tuple[int, int]:
         stat = os.stat(path or program[0])
     except OSError:
         return (0, 0)
-    return (stat.st_mtime_ns, stat.st_size)
+    return (stat.st_mtime_ns, stat.st_size, *_stamp_packages(program[0]))
+
+
+def _stamp_packages(path: str) -> tuple[int, ...]:
+    # A program on PATH may be a link into its environment, and the interpreter of an environment one out of it.
+    bins = dict.fromkeys((os.path.dirname(path), os.path.dirname(os.path.realpath(path))))
+    folders = [os.path.join(folder, found) for folder in bins for found in glob.glob(_PACKAGES, root_dir=folder)]
+    times = []
+    for folder in sorted(folders):
+        # One that has just gone is a change of its own.
+        with suppress(OSError):
+            times.append(os.stat(folder).st_mtime_ns)
+    return tuple(times)
 
 
 def _is_importable(module: str) -> bool:

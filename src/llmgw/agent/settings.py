@@ -14,7 +14,7 @@ class Pace:
     """How often an agent looks, in seconds. ``health_limit`` is how long one poll may take.
 
     A starting engine is asked after ``loading_first``, then at growing intervals up to ``loading``. ``recheck``: how
-    long a program that can't run is left alone before it is tried again.
+    long a program that can't run is left alone before it is tried again, and twice as long from time to time.
     """
 
     inventory: float = 5.0

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import trio
 
-from llmgw.agent.canary import fail_to_answer
+from llmgw.agent.canary import build_asks, fail_to_answer, list_paths
 from llmgw.agent.held import Adopted, Held, Tools, is_proven
 from llmgw.agent.programs import find_program
 from llmgw.agent.sources import check_sources
@@ -192,6 +193,7 @@ async def _watch(held: Held) -> End:
     held.telling.state(ShardState.READY)
     missed = 0
     while not await _exits_within(held, held.pace.health):
+        await held.count_kills()
         await trio.to_thread.run_sync(held.read_log)
         if not held.serves:
             continue
@@ -218,6 +220,7 @@ async def _wait_ready(held: Held) -> End | None:
         if await _exits_within(held, pause):
             return await _explain_exit(held)
         pause = min(pause * 1.5, held.pace.loading)
+        await held.count_kills()
         for progress in await trio.to_thread.run_sync(_read_progress, held):
             held.telling.progress(progress)
         health = _judge(held, await _ask(held, held.engine().info.health_path))
@@ -242,14 +245,19 @@ def _read_progress(held: Held) -> list[str]:
 
 
 async def _prove(held: Held, deadline: float) -> str | None:
-    """None once it has answered a request for one token; else what came of it."""
+    """None once it has answered a request for one token, or can't be asked for one; else what came of it."""
+    model, info = held.spec.model, held.engine().info
+    asks = build_asks(model.task, model.name, info.api_paths)
+    if not asks:
+        text = "shard %s: %s says that it is ready, and can't be asked for a proof: its api_paths have none of %s"
+        log.warning(text, held.spec.id, info.title, list_paths(model.task))
+        return None
     held.telling.progress("says that it is ready, and is asked for one token")
-    model = held.spec.model
     said: str | None = "it did not answer a request for one token in time"
     with trio.move_on_at(deadline):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_exit, held, nursery.cancel_scope)
-            said = await fail_to_answer(held.port or 0, model.task, model.name)
+            said = await fail_to_answer(held.port or 0, asks)
             nursery.cancel_scope.cancel()
     if said is None:
         await held.note_proven()
@@ -310,10 +318,14 @@ async def _explain_exit(held: Held) -> End:
     """Wait for the process to end, and say why it did."""
     number = await held.wait_exit()
     code, signum = split_exit(number)
+    await held.count_kills()
     lines = await _read_last(held)
-    if await trio.to_thread.run_sync(held.was_killed_for_memory, signum):
-        return _end(KILLED_FOR_MEMORY, lines)
     cause = await _read_exit(held, lines, code, signum)
+    if held.has_seen_a_kill():
+        # The kernel may have taken a worker only: the leader then ends by itself, and names nothing, or its echo.
+        vague = cause is None or cause.kind is CauseKind.OTHER or cause == await _read_exit(held, (), code, signum)
+        if vague or signum == signal.SIGKILL:
+            return _end(KILLED_FOR_MEMORY, lines)
     return _end(cause, lines) if cause is not None else End(cause=describe_exit(number), lines=lines[-SHOWN_LINES:])
 
 

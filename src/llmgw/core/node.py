@@ -18,13 +18,25 @@ class Disk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FlagFound:
+    """A flag of a launch that a binary does not simply take: who gives it ("llmgw" or "profile"), what the binary says
+    of it in one word (``engines.check.FlagState``), and what to write instead."""
+
+    flag: str
+    given_by: str
+    state: str
+    detail: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineFound:
     """A binary that a node would launch for an engine (a path, or the module of an embedded program), and what came of
     trying it.
 
     ``broken``: why nothing can be launched with it, in one line, and ``starts`` false where that is because it does not
     run at all. ``problems``: what else of it does not fit, one line each. ``missing_libraries``: those that its loader
-    did not find. None of it is known before ``checked``.
+    did not find. ``flags`` are those of an ordinary launch that there is something to tell of, the worst first;
+    ``flags_ok`` counts the others. None of it is known before ``checked``.
     """
 
     engine: str
@@ -35,6 +47,8 @@ class EngineFound:
     broken: str | None = None
     problems: tuple[str, ...] = ()
     missing_libraries: tuple[str, ...] = ()
+    flags: tuple[FlagFound, ...] = ()
+    flags_ok: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

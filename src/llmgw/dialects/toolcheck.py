@@ -15,6 +15,9 @@ from llmgw.dialects.openai import read_engine_error
 from llmgw.dialects.toolreplies import Outcome, Reply, Said, read_plain, read_prompt_tokens, read_streamed
 
 CHAT_PATH = "/v1/chat/completions"
+# A model that reasons, on a machine that is busy, takes its time; the whole ends before whoever asked gives up.
+EXCHANGE_SECONDS = 120.0
+CHECK_SECONDS = 300.0
 TOOL = "get_weather"
 # A model that reasons does so for several hundred tokens before it calls. One that does not see its tools has nothing
 # to reason about, and when it is small it may talk to the end: its check is not to take minutes.

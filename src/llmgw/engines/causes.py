@@ -16,6 +16,16 @@ __all__ = ["RULES", "Rule", "diagnose", "rule"]
 
 MAX_LINE_CHARS = 600
 
+# What keeps an engine from coming up. Once it serves the same words are of a request: an image whose address answers
+# 401, a schema or an adapter that is refused.
+OF_A_START = frozenset(
+    {
+        *(CauseKind.FLAG, CauseKind.PORT, CauseKind.PARSER, CauseKind.PARALLEL, CauseKind.CONTEXT),
+        *(CauseKind.WEIGHTS_MISSING, CauseKind.WEIGHTS_CORRUPT, CauseKind.ARCHITECTURE, CauseKind.QUANTIZATION),
+        *(CauseKind.TOKENIZER, CauseKind.UNAUTHORISED, CauseKind.OFFLINE),
+    }
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
@@ -57,17 +67,20 @@ def diagnose(
     *,
     strip: re.Pattern[str] | None = None,
     generic: re.Pattern[str] | None = None,
+    served: bool = False,
 ) -> Cause | None:
     """The cause that the first line names for which there is a rule: an engine's own ``rules`` come before the common.
 
     ``strip`` is the prefix of its log lines. A line that ``generic`` matches says only that something went wrong, and
-    is never the cause. None: neither the lines nor the exit tell.
+    is never the cause. ``served``: the lines are of an engine that was up, so no rule counts whose kind is a start's.
+    None: neither the lines nor the exit tell.
     """
+    known = [each for each in (*rules, *RULES) if not (served and each.kind in OF_A_START)]
     weak: Cause | None = None
     for line in (_clean(line, strip) for line in lines):
         if not line or (generic is not None and generic.search(line)):
             continue
-        for each in (*rules, *RULES):
+        for each in known:
             # The first weak one stands, so there is no need to look for another.
             if (each.weak and weak is not None) or (found := each.pattern.search(line)) is None:
                 continue

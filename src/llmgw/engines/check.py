@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
@@ -11,6 +10,7 @@ from enum import StrEnum
 from llmgw.core.model import Model, ModelName, Profile, Task
 from llmgw.engines.flags import Given, split_args
 from llmgw.engines.registry import Engine
+from llmgw.engines.releases import order_release
 from llmgw.engines.types import EngineInfo, Flag, FlagChange, Launch, SourceKind, Takes, Version
 
 __all__ = ["FlagFinding", "FlagState", "check_launch", "launch_of", "sample_model"]
@@ -130,7 +130,7 @@ def _judge(
     return (
         _find_joined(given, beside, info, version)
         or _find_renamed(given.name, info, version)
-        or _find_gone(given.name, info)
+        or _find_gone(given.name, info, version)
         or _find_abbreviated(given.name, info, version)
         or (FlagState.UNKNOWN, _suggest(given.name, version))
     )
@@ -139,7 +139,7 @@ def _judge(
 def _judge_by_number(given: Given, info: EngineInfo, version: Version | None) -> tuple[FlagState, str | None]:
     """What the history of the engine tells where its help could not be read."""
     change = _change(given.name, info)
-    if version is not None and change is not None and _order(change.gone_in) <= _order(version.number):
+    if version is not None and change is not None and order_release(change.gone_in) <= order_release(version.number):
         return _gone(change)
     return FlagState.UNCHECKED, None
 
@@ -204,20 +204,30 @@ def _find_joined(
 
 def _find_renamed(name: str, info: EngineInfo, version: Version) -> tuple[FlagState, str | None] | None:
     """Another name of the same flag that this binary knows: a newer one, or an older where the binary is old."""
+    newer = {change.flag: change.instead for change in info.flag_changes if change.instead is not None}
+    later = _follow(name, lambda each: [newer[each]] if each in newer else [])
+    earlier = _follow(name, lambda each: [old for old, new in newer.items() if new == each])
+    known = [other for other in later if _takes_up(other, info, version) is not None][:1]
+    if not known:
+        flags = {flag.names: other for other in earlier[::-1] if (flag := _takes_up(other, info, version)) is not None}
+        known = sorted(flags.values())
+    if len(known) > 1:
+        # Several that became one: each did a part of it, and which of them is meant nobody knows.
+        return FlagState.RENAMED, f"this release has several in its place: {', '.join(known[:SHOWN_CHOICES])}"
+    return (FlagState.RENAMED, f"this release calls it {known[0]}") if known else None
+
+
+def _follow(name: str, step: Callable[[str], list[str]]) -> list[str]:
+    """The names that one leads to: a flag may have been renamed more than once."""
     names = [name]
-    # A flag may have been renamed more than once.
     for each in names:
-        for change in info.flag_changes:
-            if change.instead is None or each not in (change.flag, change.instead):
-                continue
-            other = change.instead if change.flag == each else change.flag
-            if other not in names:
-                names.append(other)
-    for other in names[1:]:
-        found = version.find(other.partition(".")[0] if info.flag_style.dotted else other)
-        if found is not None and found.removed is None:
-            return FlagState.RENAMED, f"this release calls it {other}"
-    return None
+        names += [other for other in step(each) if other not in names]
+    return names[1:]
+
+
+def _takes_up(other: str, info: EngineInfo, version: Version) -> Flag | None:
+    found = version.find(other.partition(".")[0] if info.flag_style.dotted else other)
+    return found if found is not None and found.removed is None else None
 
 
 def _find_abbreviated(name: str, info: EngineInfo, version: Version) -> tuple[FlagState, str | None] | None:
@@ -229,9 +239,15 @@ def _find_abbreviated(name: str, info: EngineInfo, version: Version) -> tuple[Fl
     return (FlagState.UNKNOWN, f"could be any of {', '.join(fits[:SHOWN_CHOICES])}") if fits else None
 
 
-def _find_gone(name: str, info: EngineInfo) -> tuple[FlagState, str | None] | None:
+def _find_gone(name: str, info: EngineInfo, version: Version) -> tuple[FlagState, str | None] | None:
     change = _change(name, info)
-    return _gone(change) if change is not None else None
+    if change is None:
+        return None
+    # A packager may count in another way than the engine does: 0.1.0 is no release before b10068.
+    alike = ("." in version.number) == ("." in change.gone_in)
+    number = order_release(version.number) if alike else ()
+    # A release that is older never had it: the flag has come and gone since.
+    return None if number and number < order_release(change.gone_in) else _gone(change)
 
 
 def _gone(change: FlagChange) -> tuple[FlagState, str | None]:
@@ -247,11 +263,3 @@ def _change(name: str, info: EngineInfo) -> FlagChange | None:
 def _suggest(name: str, version: Version) -> str | None:
     close = get_close_matches(name, [each for flag in version.flags for each in flag.names], n=1, cutoff=0.75)
     return f"did you mean {close[0]}?" if close else None
-
-
-def _order(number: str) -> tuple[int, ...]:
-    # "0.11" and "0.11.0" are one release.
-    parts = [int(digits[:9]) for digits in re.findall(r"[0-9]+", number)[:4]]
-    while parts and parts[-1] == 0:
-        parts.pop()
-    return tuple(parts)

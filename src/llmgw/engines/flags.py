@@ -13,7 +13,17 @@ from dataclasses import dataclass, replace
 from llmgw.engines.types import Flag, FlagStyle, Takes
 from llmgw.errors import Problem
 
-__all__ = ["Given", "find_owned", "read_argparse_help", "spell", "split_args", "value_of"]
+__all__ = [
+    "Given",
+    "find_less_context",
+    "find_owned",
+    "find_owned_env",
+    "is_given",
+    "read_argparse_help",
+    "spell",
+    "split_args",
+    "value_of",
+]
 
 _FLAG = re.compile(r"--?[A-Za-z]\S*")
 _ONE_ITEM = re.compile(r"--?[A-Za-z][\w-]*\s+\S")
@@ -75,6 +85,11 @@ def value_of(args: Sequence[str], style: FlagStyle, *names: str) -> str | None:
     return given[-1].values[0] if given[-1].values else ""
 
 
+def is_given(args: Sequence[str], style: FlagStyle, *names: str) -> bool:
+    """Whether one of the flags is among the args, or a part of its value as a dotted one; not where it is shortened."""
+    return any(each.name in names for each in split_args(args, style))
+
+
 def find_owned(
     args: Sequence[str], owned: Mapping[str, str], style: FlagStyle, *, known: Collection[str] = ()
 ) -> list[Problem]:
@@ -96,6 +111,24 @@ def find_owned(
             short = f"{name} (short for {meant})" if meant != name else name
             problems.append(f"{short} is not for args: llmgw sets it from {owned[meant]}")
     return [Problem(key="args", message=message) for message in problems]
+
+
+def find_owned_env(env: Mapping[str, str], owned: Mapping[str, str]) -> list[Problem]:
+    """A problem for each variable that is llmgw's; ``owned`` is what llmgw sets each from."""
+    return [
+        Problem(key="env", message=f"{name} is not for env: llmgw sets it from {owned[name]}")
+        for name in sorted(env)
+        if name in owned
+    ]
+
+
+def find_less_context(given: str, tokens: int, context_length: int | None) -> list[Problem]:
+    """A problem where args give a request fewer tokens than the model promises; ``given`` is a flag and its value."""
+    if context_length is None or tokens >= context_length:
+        return []
+    text = f"{given} is {tokens} tokens, and the model promises context_length {context_length}: "
+    text += f"take it out of args, or set context_length to {tokens}"
+    return [Problem(key="args", message=text)]
 
 
 def _find_meant(name: str, owned: Mapping[str, str], style: FlagStyle) -> str | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import UnionType
 from typing import TypeVar
@@ -20,6 +20,7 @@ from llmgw.core.model import Model, Profile
 from llmgw.core.replica import Load
 from llmgw.engines import hookspecs
 from llmgw.engines.causes import diagnose
+from llmgw.engines.soundness import find_fault, find_wrong
 from llmgw.engines.sources import GROUP, Source, find_sources
 from llmgw.engines.types import (
     LOADING,
@@ -27,7 +28,6 @@ from llmgw.engines.types import (
     Command,
     Embedded,
     EngineInfo,
-    FlagStyle,
     Health,
     HealthState,
     Launch,
@@ -43,13 +43,6 @@ __all__ = ["GROUP", "REQUIRED", "Engine", "Found", "find_engines", "hooks_of", "
 
 REQUIRED = ("engine_describe", "engine_build_command", "engine_read_health")
 
-_KINDS: tuple[tuple[str, type | UnionType], ...] = (
-    *((name, str) for name in ("title", "default_binary", "health_path", "stop_signal")),
-    *((name, Set) for name in ("sources", "api_paths", "tasks")),
-    *((name, tuple) for name in ("file_suffixes", "flag_changes")),
-    *((name, int | float) for name in ("stop_grace_seconds", "probe_seconds")),
-    ("flag_style", FlagStyle),
-)
 _SPECS = tuple(name for name in vars(hookspecs) if name.startswith("engine_"))
 # The numbers that every JSON reader keeps exact.
 MAX_COUNT = 2**53
@@ -94,8 +87,9 @@ class Engine:
     def build_probe(self, program: tuple[str, ...]) -> tuple[Command, ...]:
         """The commands that print the version and the help, and end."""
         found: object = self._ask("engine_build_probe", Command | tuple, program=program)
-        commands = found if isinstance(found, tuple) else (found,)
-        return tuple(self._reachable(command) for command in commands if isinstance(command, Command))
+        commands = found if isinstance(found, tuple) else () if found is None else (found,)
+        sound = [self._check("engine_build_probe", command, Command) for command in commands]
+        return tuple(self._reachable(command) for command in sound if command is not None)
 
     def build_request(self, model: Model, profile: Profile) -> RequestRules:
         """How bodies are edited for this engine; the defaults where the plugin does not say."""
@@ -165,10 +159,17 @@ class Engine:
         except (Exception, SystemExit):
             self._report(hook, "it raised", exc_info=True)
             return None
-        if answer is None or isinstance(answer, kind):
-            return answer
-        expected = getattr(kind, "__name__", str(kind))
-        self._report(hook, f"it returned {type(answer).__name__}, not {expected}", exc_info=False)
+        return None if answer is None else self._check(hook, answer, kind)
+
+    def _check(self, hook: str, answer: object, kind: type[T] | UnionType) -> T | None:
+        """The answer where it is of this kind, and sound."""
+        if isinstance(answer, kind):
+            fault = find_fault(answer)
+            if fault is None:
+                return answer
+        else:
+            fault = f"{type(answer).__name__}, not {getattr(kind, '__name__', str(kind))}"
+        self._report(hook, f"it returned {fault}", exc_info=False)
         return None
 
     def _report(self, hook: str, fault: str, *, exc_info: bool) -> None:
@@ -229,9 +230,7 @@ def open_engine(name: str, plugin: object, origin: str = "", folder: str | None 
     if not isinstance(info, EngineInfo):
         raise LlmgwError(f"{origin}: engine_describe returned {type(info).__name__}, it has to be an EngineInfo")
     # Whoever asks an engine what it can do relies on these, and asks outside of any hook.
-    wrong = [
-        f"{name} is {type(fact).__name__}" for name, kind in _KINDS if not isinstance(fact := getattr(info, name), kind)
-    ]
+    wrong = find_wrong(info)
     if wrong:
         raise LlmgwError(f"{origin}: engine_describe returned an EngineInfo whose {', '.join(wrong)}")
     return Engine(name, info, hooks, folder)

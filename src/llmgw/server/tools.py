@@ -12,7 +12,17 @@ from llmgw.core.fleet import Fleet, ModelStatistics
 from llmgw.core.model import Model, Task
 from llmgw.core.node import NodeId
 from llmgw.core.replica import Endpoint, Replica, ShardState
-from llmgw.dialects.toolcheck import CHAT_PATH, Findings, Parsers, Request, advance, ask_about_tools, judge
+from llmgw.dialects.toolcheck import (
+    CHAT_PATH,
+    CHECK_SECONDS,
+    EXCHANGE_SECONDS,
+    Findings,
+    Parsers,
+    Request,
+    advance,
+    ask_about_tools,
+    judge,
+)
 from llmgw.dialects.toolreplies import Reply
 from llmgw.door.steps import Destination
 from llmgw.door.upstream import Pool
@@ -22,9 +32,6 @@ from llmgw.server.looking import LinkFacts, away_nodes, view_model
 
 # Each takes a place in an engine for as long as it lasts.
 MAX_CHECKS = 4
-# A model that reasons, on a machine that is busy, takes its time; the whole ends before whoever asked gives up.
-EXCHANGE_SECONDS = 120.0
-CHECK_SECONDS = 300.0
 
 
 class ToolChecks:

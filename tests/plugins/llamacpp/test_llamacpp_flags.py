@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw_llamacpp.flags import check, check_env, is_given, value_of
+from llmgw.engines import is_given, value_of
+from llmgw_llamacpp.flags import STYLE, check, check_env
 
 
 @pytest.mark.parametrize(
@@ -19,6 +20,11 @@ from llmgw_llamacpp.flags import check, check_env, is_given, value_of
         ("-a", "-a"),
         ("--api-key", "--api-key"),
         ("--rpc", "--rpc"),
+        ("--main-gpu", "--main-gpu"),
+        ("-mg", "-mg"),
+        ("--log-disable", "--log-disable"),
+        ("--log_colors", "--log-colors"),
+        ("--log-jsonl", "--log-jsonl"),
         ("--gpt-oss-20b-default", "--gpt-oss-20b-default"),
         ("--fim-qwen-7b-spec", "--fim-qwen-7b-spec"),
     ],
@@ -62,8 +68,27 @@ def test_what_the_house_sets_is_refused_in_the_environment_as_well() -> None:
 
 def test_the_last_of_a_repeated_flag_counts() -> None:
     args = ("-c", "1", "--ctx_size", "2", "-np", "-a_b")
-    assert value_of(args, "--ctx-size", "-c") == "2"
-    assert value_of(args, "-np") == ""
-    assert value_of(args, "--threads") is None
-    assert is_given(args, "--parallel", "-np")
-    assert not is_given(args, "--threads")
+    assert value_of(args, STYLE, "--ctx-size", "-c") == "2"
+    assert value_of(args, STYLE, "-np") == ""
+    assert value_of(args, STYLE, "--threads") is None
+    assert is_given(args, STYLE, "--parallel", "-np")
+    assert not is_given(args, STYLE, "--threads")
+
+
+@pytest.mark.parametrize("flag", ["-lv", "--verbosity", "--log_verbosity"])
+def test_a_log_that_tells_neither_progress_nor_causes_is_refused(flag: str) -> None:
+    for level in ("0", "1", "2"):
+        (problem,) = check((flag, level))
+        assert problem.key == "args"
+        assert problem.message.endswith("give it 3 or more")
+    for level in ("3", "4", "5", "-1", "high"):
+        assert check((flag, level)) == []
+    assert check(("-v", "--log-file", "/var/log/x.log", "--no-log-timestamps")) == []
+
+
+def test_the_same_in_the_environment_is_refused() -> None:
+    env = dict.fromkeys(("LLAMA_ARG_MAIN_GPU", "LLAMA_ARG_LOG_COLORS", "LLAMA_ARG_LOG_JSONL"), "1")
+    assert len(check_env(env)) == 3
+    (problem,) = check_env({"LLAMA_ARG_LOG_VERBOSITY": "0"})
+    assert "write --verbosity there" in problem.message
+    assert check_env({"LLAMA_ARG_LOG_FILE": "/var/log/x.log"}) == []

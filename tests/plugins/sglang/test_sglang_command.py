@@ -183,6 +183,11 @@ def test_caches_are_below_the_folder_that_stays() -> None:
     assert environment.defaults(LAUNCH) == {"NO_PROXY": "127.0.0.1,localhost"}
 
 
+def test_the_longest_answer_is_a_limit_of_the_server() -> None:
+    assert environment.build(replace(LAUNCH, max_output=4096))["SGLANG_MAX_NEW_TOKENS_LIMIT"] == "4096"
+    assert "SGLANG_MAX_NEW_TOKENS_LIMIT" not in environment.build(replace(LAUNCH, max_output=None))
+
+
 def test_health_is_answered_at_once() -> None:
     env = environment.build(LAUNCH)
     assert env["SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION"] == "false"

@@ -88,6 +88,77 @@ def test_a_log_of_one_that_runs_names_no_cause() -> None:
     assert exits.read(lines, None, None) is None
 
 
+UP = ("[2026-11-29 23:41:28] The server is fired up and ready to roll!",)
+BUSY = ("[2026-11-29 23:59:02 TP0] Decode batch, #running-req: 1, #token: 412, token usage: 0.00, gen throughput: 90",)
+# Of a request whose picture has an address that answers 401, and of one that the web framework answers.
+REFUSED = (
+    "[2026-11-29 23:59:03] Error in request: 401 Client Error: Unauthorized for url: https://example.org/a.png",
+    "Traceback (most recent call last):",
+    '  File "/opt/sglang/lib/python3.11/site-packages/sglang/srt/entrypoints/openai/serving_base.py", line 118',
+    "    response = await self._handle_non_streaming_request(",
+    "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://example.org/a.png",
+    "",
+    "During handling of the above exception, another exception occurred:",
+    "",
+    "Traceback (most recent call last):",
+    '  File "/opt/sglang/lib/python3.11/site-packages/sglang/srt/utils/common.py", line 999, in load_image',
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 448.00 MiB.",
+)
+FAILED = (
+    "ERROR:    Exception in ASGI application",
+    "Traceback (most recent call last):",
+    '  File "/opt/sglang/lib/python3.11/site-packages/uvicorn/protocols/http/httptools_impl.py", line 409',
+    "requests.exceptions.ProxyError: HTTPSConnectionPool(host='example.org', port=443): Max retries exceeded with url: "
+    "/a.png (Caused by ProxyError('Unable to connect to proxy'))",
+)
+ILLEGAL = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+CRASHED = (
+    "[2026-11-29 23:59:20 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+    '  File "/opt/sglang/lib/python3.11/site-packages/sglang/srt/managers/scheduler.py", line 6340, in run',
+    "KeyError: 'odd'",
+    "",
+    "The above exception was the direct cause of the following exception:",
+    "",
+    "Traceback (most recent call last):",
+    '  File "/opt/sglang/lib/python3.11/site-packages/sglang/srt/managers/scheduler.py", line 6341, in run',
+    ILLEGAL,
+    "",
+    "[2026-11-29 23:59:21] Received sigquit from a child process. It usually means the child failed.",
+)
+
+
+@pytest.mark.parametrize("before", [UP, BUSY], ids=["whole", "late"])
+@pytest.mark.parametrize("request_", [REFUSED, FAILED, REFUSED + FAILED], ids=["logged", "uvicorn", "both"])
+def test_what_is_said_of_a_request_is_not_why_it_ended(before: tuple[str, ...], request_: tuple[str, ...]) -> None:
+    lines = (*before, *request_, *BUSY)
+    assert exits.read(lines, None, 15) is None
+    killed = exits.read(lines, None, 9)
+    assert killed is not None
+    assert killed.kind is CauseKind.HOST_MEMORY
+    ended = exits.read((*lines, *CRASHED), None, 9)
+    assert ended is not None
+    assert (ended.kind, ended.line) == (CauseKind.GPU_FAULT, ILLEGAL)
+
+
+def test_a_fault_at_the_beginning_of_what_is_left_of_a_log_is_the_cause() -> None:
+    cause = exits.read((*CRASHED, *BUSY, *REFUSED), None, 9)
+    assert cause is not None
+    assert cause.line == ILLEGAL
+
+
+def test_without_a_rule_it_is_the_traceback_that_a_process_ended_with() -> None:
+    odd = tuple("RuntimeError: odd" if line == ILLEGAL else line for line in CRASHED)
+    assert exits.read((*UP, *FAILED, *odd), None, 9) == Cause(kind=CauseKind.OTHER, line="KeyError: 'odd'")
+
+
+def test_what_it_has_survived_is_not_why_it_ended() -> None:
+    survived = "[2026-11-29 23:41:06] Error retrieving file list: 401 Client Error"
+    assert exits.read((survived, *UP), None, 15) is None
+    cause = exits.read((survived,), 1, None)
+    assert cause is not None
+    assert cause.kind is CauseKind.UNAUTHORISED
+
+
 def test_its_own_sigkill_is_not_taken_for_the_kernels() -> None:
     said = "[2026-11-29 23:41:20] Received sigquit from a child process. It usually means the child failed."
     cause = exits.read((said,), None, 9)

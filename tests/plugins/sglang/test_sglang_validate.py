@@ -113,7 +113,7 @@ def test_a_context_of_the_args_holds_what_the_model_promises(given: str, said: s
 
 def test_a_parser_that_the_binary_does_not_have_is_refused_with_a_near_one() -> None:
     assert validate(tool_parser="qwen3-coder", version=VERSION) == {
-        "tool_parser": ["this SGLang has no parser 'qwen3-coder' for --tool-call-parser: did you mean qwen3_coder?"]
+        "tool_parser": ["this release has no parser 'qwen3-coder' for --tool-call-parser: did you mean qwen3_coder?"]
     }
     found = validate("--tool-call-parser", "zzz", version=VERSION)
     assert found["args"][0].endswith("it has hermes, llama3, qwen, qwen3_coder")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -98,6 +99,25 @@ def test_parsers_are_passed_with_the_switch_that_they_need() -> None:
 def test_what_the_args_give_is_not_given_twice(args: tuple[str, ...], left_out: str) -> None:
     assert left_out in argv_of()
     assert left_out not in argv_of(args=args)[: -len(args)]
+
+
+def test_the_longest_answer_is_a_limit_of_the_server() -> None:
+    argv = argv_of(max_output=4096)
+    assert json.loads(argv[argv.index("--override-generation-config") + 1]) == {"max_new_tokens": 4096}
+    assert "--override-generation-config" not in argv_of(max_output=None)
+    assert "--override-generation-config" not in argv_of(max_output=4096, task=Task.EMBED)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("--override-generation-config", "{}"),
+        ("--override_generation_config={}",),
+        ("--override-generation-config.top_k=1",),
+    ],
+)
+def test_a_generation_config_of_the_args_is_left_to_them(args: tuple[str, ...]) -> None:
+    assert argv_of(max_output=4096, args=args) == (*argv_of(max_output=None), *args)
 
 
 def test_the_args_may_bring_their_own_backend_and_switches() -> None:

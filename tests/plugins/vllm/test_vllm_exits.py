@@ -266,3 +266,83 @@ def test_an_exit_without_a_word_is_told_by_its_signal() -> None:
         cause = cause_of(*lines, code=None, signal=9)
         assert cause is not None
         assert cause.kind is CauseKind.HOST_MEMORY
+
+
+UP = (
+    "(EngineCore pid=7) INFO 11-29 23:41:38 [core.py:402] init engine (profile, create kv cache) took 34.48 s",
+    "INFO:     Waiting for application startup.",
+    "INFO:     Application startup complete.",
+)
+SERVING = "(APIServer pid=5) ERROR 11-29 23:59:03 [serving.py:929] "
+# What the process that answers requests prints of one whose picture has an address that answers 401.
+REFUSED = (
+    SERVING + "Error in preprocessing prompt inputs",
+    SERVING + "Traceback (most recent call last):",
+    SERVING + '  File "/opt/vllm/lib/python3.11/site-packages/vllm/multimodal/media/connector.py", line 204, in fetch',
+    SERVING + "    response.raise_for_status()",
+    SERVING + "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://example.org/a.png",
+)
+# And of one that its web framework has to answer itself.
+FAILED = (
+    "ERROR:    Exception in ASGI application",
+    "Traceback (most recent call last):",
+    '  File "/opt/vllm/lib/python3.11/site-packages/uvicorn/protocols/http/httptools_impl.py", line 409, in run_asgi',
+    "    result = await app(",
+    "urllib3.exceptions.MaxRetryError: HTTPSConnectionPool(host='example.org', port=443): Max retries exceeded with "
+    "url: /a.png (Caused by NameResolutionError('Temporary failure in name resolution'))",
+)
+THROUGHPUT = (
+    "(APIServer pid=5) INFO 11-29 23:59:13 [loggers.py:271] Engine 000: Avg prompt throughput: 3.1 tokens/s, Avg "
+    "generation throughput: 12.0 tokens/s, Running: 1 reqs, Waiting: 0 reqs, GPU KV cache usage: 0.1%",
+)
+FAULT = "torch.AcceleratorError: CUDA error: an illegal memory access was encountered"
+CORE = "(EngineCore pid=7) ERROR 11-29 23:59:20 [core.py:1510] "
+CRASHED = (
+    CORE + "EngineCore encountered a fatal error.",
+    CORE + "Traceback (most recent call last):",
+    CORE + "    step()",
+    CORE + FAULT,
+)
+
+
+@pytest.mark.parametrize("before", [UP, THROUGHPUT, ()], ids=["whole", "late", "bare"])
+@pytest.mark.parametrize("request_", [REFUSED, FAILED, REFUSED + FAILED], ids=["logged", "uvicorn", "both"])
+def test_what_is_said_of_a_request_is_not_why_it_ended(before: tuple[str, ...], request_: tuple[str, ...]) -> None:
+    lines = (*before, *request_)
+    assert cause_of(*lines, code=None, signal=15) is None
+    killed = cause_of(*lines, *THROUGHPUT, code=None, signal=9)
+    assert killed is not None
+    assert killed.kind is CauseKind.HOST_MEMORY
+    ended = cause_of(*lines, *CRASHED)
+    assert ended is not None
+    assert (ended.kind, ended.line) == (CauseKind.GPU_FAULT, FAULT)
+
+
+def test_a_fault_at_the_beginning_of_what_is_left_of_a_log_is_the_cause() -> None:
+    cause = cause_of(*CRASHED, *THROUGHPUT, *REFUSED)
+    assert cause is not None
+    assert cause.line == FAULT
+
+
+def test_what_an_engine_has_survived_is_not_why_it_ended() -> None:
+    survived = "(APIServer pid=5) ERROR 11-29 23:40:03 [repo_utils.py:47] Error retrieving file list: 401 Client Error"
+    assert cause_of(survived, *UP, code=None, signal=15) is None
+    cause = cause_of(survived)
+    assert cause is not None
+    assert cause.kind is CauseKind.UNAUTHORISED
+
+
+def test_the_server_is_heard_about_the_engine_behind_it() -> None:
+    at = "(APIServer pid=5) ERROR 11-29 23:59:20 [async_llm.py:906] "
+    lines = (*UP, *REFUSED, at + "AsyncLLM output_handler failed.", at + "Traceback (most recent call last):")
+    assert cause_of(*lines, at + "KeyError: 'odd'") == Cause(kind=CauseKind.OTHER, line="KeyError: 'odd'")
+    died = "(APIServer pid=5) ERROR 11-29 23:59:20 [core_client.py:908] Engine core proc EngineCore_0 died unexpectedly"
+    assert cause_of(*UP, *REFUSED, died) == cause_of(died) is not None
+
+
+def test_a_word_of_c_that_stands_alone_is_heard_of_one_that_serves() -> None:
+    cause = cause_of(
+        *UP, *FAILED, "terminate called after throwing an instance of 'std::bad_alloc'", signal=6, code=None
+    )
+    assert cause is not None
+    assert cause.kind is CauseKind.HOST_MEMORY

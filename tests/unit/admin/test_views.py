@@ -4,7 +4,7 @@ import json
 
 from llmgw.admin.views import ModelDetail, ModelStatus, ModelView, NodeEngines, NodeState, NodeView, Origin, encode
 from llmgw.core.model import Model, ModelName, Profile
-from llmgw.core.node import Disk, EngineFound
+from llmgw.core.node import Disk, EngineFound, FlagFound
 
 MODEL = ModelView(
     name="m", status=ModelStatus.ON_DEMAND, serving=False, ready=0, wanted=0, origin=Origin.STORED, aliases=("a",)
@@ -62,6 +62,8 @@ def test_what_came_of_trying_a_binary_is_told_whole() -> None:
         checked=True,
         broken="libe.so.1 is missing",
         missing_libraries=("libe.so.1",),
+        flags=(FlagFound(flag="--x", given_by="llmgw", state="unchecked"),),
+        flags_ok=3,
     )
     told = json.loads(encode(NodeEngines(node="n1", state=NodeState.READY, engines=(found,))))
     assert told["engines"] == [
@@ -73,5 +75,7 @@ def test_what_came_of_trying_a_binary_is_told_whole() -> None:
             "broken": "libe.so.1 is missing",
             "problems": [],
             "missing_libraries": ["libe.so.1"],
+            "flags": [{"flag": "--x", "given_by": "llmgw", "state": "unchecked"}],
+            "flags_ok": 3,
         }
     ]

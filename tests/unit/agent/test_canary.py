@@ -8,10 +8,11 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.agent.canary import TRY_SECONDS, build_asks, fail_to_answer
+from llmgw.agent.canary import TRY_SECONDS, build_asks, fail_to_answer, list_paths
 from llmgw.core.model import Task
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ALL = frozenset({CHAT, TEXT, "/v1/embeddings", "/v1/rerank"})
 
 
 @pytest.fixture
@@ -37,9 +38,9 @@ async def serve(nursery):
     return serve
 
 
-async def ask(port, task=Task.CHAT):
+async def ask(port, task=Task.CHAT, paths=ALL):
     with trio.fail_after(100):
-        return await fail_to_answer(port, task, "m")
+        return await fail_to_answer(port, build_asks(task, "m", paths))
 
 
 async def test_a_chat_of_one_token_is_asked_of_a_chat_model(serve):
@@ -62,7 +63,31 @@ async def test_each_task_is_asked_for_what_it_does(serve, task, path, field):
 
 
 def test_there_is_something_to_ask_for_every_task():
-    assert all(build_asks(task, "m") for task in Task)
+    assert all(build_asks(task, "m", ALL) for task in Task)
+    assert list_paths(Task.CHAT) == f"{CHAT}, {TEXT}"
+
+
+@pytest.mark.parametrize(
+    ("task", "paths", "asked"),
+    [
+        (Task.CHAT, {CHAT, TEXT}, [CHAT, TEXT]),
+        (Task.CHAT, {CHAT}, [CHAT]),
+        (Task.CHAT, {TEXT, "/v1/embeddings"}, [TEXT]),
+        (Task.CHAT, {"/v1/embeddings"}, []),
+        (Task.EMBED, ALL, ["/v1/embeddings"]),
+        (Task.EMBED, {CHAT, "/v1/rerank"}, []),
+        (Task.RERANK, ALL, ["/v1/rerank"]),
+        (Task.RERANK, set(), []),
+    ],
+)
+def test_only_paths_that_the_engine_has_are_asked(task, paths, asked):
+    assert [ask.path for ask in build_asks(task, "m", paths)] == asked
+
+
+async def test_an_engine_without_chats_is_asked_to_complete_a_text_at_once(serve):
+    port, asked = await serve(completions=200)
+    assert await ask(port, paths={TEXT}) is None
+    assert asked == [(TEXT, {"model": "m", "prompt": "Hi", "max_tokens": 1})]
 
 
 async def test_a_model_without_a_chat_template_is_asked_to_complete_a_text(nursery):
@@ -101,6 +126,6 @@ async def test_an_engine_that_closes_or_is_gone_did_not_answer(serve):
 
 async def test_a_silent_engine_is_not_waited_for_for_ever(listener, autojump_clock):
     began = trio.current_time()
-    said = await fail_to_answer(listener.getsockname()[1], Task.CHAT, "m")
+    said = await fail_to_answer(listener.getsockname()[1], build_asks(Task.CHAT, "m", ALL))
     assert said == f"/v1/chat/completions did not answer within {TRY_SECONDS:g} s"
     assert trio.current_time() == began + TRY_SECONDS

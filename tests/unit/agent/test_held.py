@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import trio
 
-from llmgw.agent.held import Held, endpoint_of, is_proven
+from llmgw.agent.held import OOM_SECONDS, Held, endpoint_of, is_proven
 from llmgw.agent.telling import Telling, first_report
 from llmgw.engines.types import Launch
 from llmgw.errors import EngineFailed
@@ -113,21 +113,32 @@ async def test_a_full_disk_at_that_moment_is_told_and_ends_nothing(held, launch,
     assert held.record.proven
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "signum", "so"),
-    [
-        (1, 2, 9, True),
-        (1, 1, 9, False),
-        (None, 2, 9, False),
-        (1, None, 9, False),
-        (1, 2, 15, False),
-        (1, 2, None, False),
-    ],
-)
-def test_the_kernel_killed_it_where_it_counts_one_more_and_the_signal_fits(held, before, now, signum, so):
+@pytest.mark.parametrize(("before", "now", "so"), [(1, 2, True), (1, 1, False), (None, 2, False), (1, None, False)])
+async def test_the_kernel_has_killed_where_it_counts_one_more(held, before, now, so):
     held.oom_kills = before
     held.tools = replace(held.tools, count_oom_kills=lambda: now)
-    assert held.was_killed_for_memory(signum) is so
+    await held.count_kills()
+    assert held.has_seen_a_kill() is so
+
+
+async def test_a_kill_is_no_news_after_a_while_and_the_next_one_is(held, autojump_clock):
+    counts = iter([2, 2, 3])
+    held.oom_kills = 1
+    held.tools = replace(held.tools, count_oom_kills=lambda: next(counts))
+    await held.count_kills()
+    await trio.sleep(OOM_SECONDS)
+    await held.count_kills()
+    assert held.has_seen_a_kill()
+    await trio.sleep(1)
+    assert not held.has_seen_a_kill()
+    await held.count_kills()
+    assert held.has_seen_a_kill()
+
+
+async def test_a_new_try_knows_of_no_kill_before_it(held, launch):
+    held.oom_seen_at = trio.current_time()
+    await held.start(launch)
+    assert not held.has_seen_a_kill()
 
 
 async def test_without_an_engine_there_is_no_exit_code(held):

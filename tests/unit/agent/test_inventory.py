@@ -8,7 +8,19 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.agent.inventory import serve_checks, serve_inventory, survey
+from llmgw.agent.inventory import (
+    DETAIL_CHARS,
+    FLAG_CHARS,
+    SHOWN_FLAGS,
+    serve_checks,
+    serve_inventory,
+    survey,
+    tell_engine,
+)
+from llmgw.agent.preflight import Preflight
+from llmgw.core.node import FlagFound
+from llmgw.engines.check import FlagFinding, FlagState
+from llmgw.engines.registry import open_engine
 
 
 @pytest.mark.slow
@@ -79,6 +91,87 @@ async def test_programs_that_can_not_be_tried_now_are_tried_again(tools, nursery
     with trio.fail_after(100):
         await tools.programs.wait_changed(0)
     assert "the test made it fail" in caplog.text
+
+
+class Faulty(dict):
+    """Configured programs; to look for that of ``bad`` fails, this many times."""
+
+    def __init__(self, times):
+        self.left = times
+
+    def get(self, name, default=None):
+        if name == "bad" and self.left:
+            self.left -= 1
+            raise ZeroDivisionError("the test made it fail")
+        return default
+
+
+def with_a_bad_engine(tools, times):
+    import llmgw_fake
+
+    engines = {"bad": open_engine("bad", llmgw_fake), "fake": tools.engines["fake"]}
+    return replace(tools, engines=engines, settings=replace(tools.settings, binaries=Faulty(times)))
+
+
+@pytest.mark.slow
+async def test_an_engine_that_can_not_be_tried_is_told_of_once_and_the_others_are_tried(tools, nursery, caplog):
+    tools = with_a_bad_engine(tools, 3)
+    nursery.start_soon(serve_checks, tools)
+    with trio.fail_after(100):
+        # Of both in the end.
+        await tools.programs.wait_changed(1)
+    assert tools.settings.binaries.left == 0
+    assert caplog.text.count("engine bad can't be tried") == 1
+    assert caplog.text.count("ZeroDivisionError: the test made it fail") == 1
+
+
+async def test_an_engine_that_can_not_be_looked_for_keeps_no_node_from_reporting(tools):
+    node = await survey(with_a_bad_engine(tools, 1))
+    assert [engine.engine for engine in node.engines] == ["fake"]
+
+
+@pytest.mark.slow
+async def test_of_its_flags_those_that_are_not_ok_are_told_the_worst_first(tools, tmp_path):
+    program = tmp_path / "engine"
+    flags = ["--host H", "--port N", "--alias A"]
+    text = "\n".join(["usage: x", *(f"  {flag}" for flag in flags), "  --weights W", ""])
+    program.write_text(f"#!/bin/sh\n[ $1 = --help ] && printf '{text}' || echo fake_engine 1.0\n")
+    program.chmod(0o755)
+    tools = replace(tools, settings=replace(tools.settings, binaries={"fake": str(program)}))
+    await tools.programs.check(tools.engines["fake"], (str(program),))
+    found = await find_fake(tools)
+    assert found.flags == (
+        FlagFound(flag="--model", given_by="llmgw", state="renamed", detail="this release calls it --weights"),
+    )
+    assert found.flags_ok == 3
+
+
+def test_of_many_flags_the_worst_are_told_and_none_of_them_at_length():
+    def a_flag(name, state, detail=None):
+        return FlagFinding(flag=name, given_by="llmgw", state=state, detail=detail)
+
+    findings = (
+        a_flag("--fine", FlagState.OK),
+        *(a_flag(f"--{number}", FlagState.UNCHECKED) for number in range(SHOWN_FLAGS)),
+        a_flag("--old", FlagState.DEPRECATED, "x" * 5000),
+        a_flag("--" + "y" * 5000, FlagState.REMOVED),
+    )
+    tried = Preflight(
+        engine="e",
+        program=("/e",),
+        version=None,
+        broken=None,
+        remedy=None,
+        problems=(),
+        missing_libraries=(),
+        findings=findings,
+    )
+    found = tell_engine("e", ("/e",), tried)
+    assert found.flags_ok == 1
+    assert [flag.state for flag in found.flags] == ["removed", "deprecated", *["unchecked"] * (SHOWN_FLAGS - 2)]
+    assert len(found.flags[0].flag) == FLAG_CHARS + 1
+    assert len(found.flags[1].detail) == DETAIL_CHARS + 1
+    assert found.flags[2] == FlagFound(flag="--0", given_by="llmgw", state="unchecked")
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.agent.programs import Programs, find_program
+from llmgw.agent.programs import LONGEST_PAUSE, RETRY_SECONDS, Programs, find_program
 from llmgw.engines.types import Embedded
 from llmgw.errors import EngineFailed
 from llmgw.host.process import find_marked
@@ -121,6 +121,126 @@ async def test_a_broken_program_is_left_alone_for_a_while_and_tried_again(engine
     for _ in range(2):
         assert (await eager.check(engine, program)).broken
     assert asked(binary) == 3
+
+
+@pytest.mark.slow
+async def test_a_program_that_can_not_start_is_tried_ever_more_rarely(engine, binary, tmp_path, mock_clock):
+    binary.write_text(f"#!/bin/sh\necho x >> {binary.parent}/asked\nexit 3\n")
+    programs, program = Programs(marker_prefix=f"{tmp_path}:"), (str(binary),)
+    pauses, tried_at = [], mock_clock.current_time()
+    await programs.check(engine, program)
+    for _ in range(80):
+        mock_clock.jump(60)
+        changes = programs.changes
+        await programs.check(engine, program)
+        if programs.changes > changes:
+            pauses.append(mock_clock.current_time() - tried_at)
+            tried_at = mock_clock.current_time()
+    assert pauses == [60, 120, 240, 480, 960, 960, 960, 960]
+    assert max(pauses) == LONGEST_PAUSE * RETRY_SECONDS
+    # Another file may be another program: it is tried at once, and the pauses begin anew.
+    os.utime(binary, (1, 1))
+    before = asked(binary)
+    await programs.check(engine, program)
+    assert asked(binary) == before + 1
+    mock_clock.jump(60)
+    await programs.check(engine, program)
+    assert asked(binary) == before + 2
+
+
+@pytest.mark.slow
+async def test_one_that_was_undecided_is_tried_ever_more_rarely_too(engine, binary, tmp_path, mock_clock):
+    def fail(launch):
+        raise ZeroDivisionError("a plugin's fault")
+
+    programs, program = Programs(marker_prefix=f"{tmp_path}:"), (str(binary),)
+    # (Engine answers for a plugin that raises; this is one that llmgw has no answer for.)
+    engine.build_command = fail
+    found = await programs.check(engine, program, again=True)
+    assert (found.undecided, found.starts, found.broken) == (True, True, None)
+    tries = []
+    for minute in range(1, 20):
+        mock_clock.jump(60)
+        changes = programs.changes
+        await programs.check(engine, program, again=True)
+        tries += [minute] if programs.changes > changes else []
+    assert tries == [1, 3, 7, 15]
+
+
+@pytest.mark.slow
+async def test_one_that_only_does_not_know_our_flags_is_tried_again_when_it_has_changed(
+    engine, binary, tmp_path, mock_clock
+):
+    text = "usage: x\n  --host H\n  --port N\n  --alias A\n"
+    binary.write_text(
+        f"#!/bin/sh\necho x >> {binary.parent}/asked\n[ $1 = --help ] && printf '{text}' || echo fake_engine 1.0\n"
+    )
+    programs, program = Programs(marker_prefix=f"{tmp_path}:"), (str(binary),)
+    found = await programs.check(engine, program)
+    assert found.starts
+    assert "llmgw passes --model" in found.broken
+    before = asked(binary)
+    mock_clock.jump(1e6)
+    assert await programs.check(engine, program, again=True) is found
+    assert asked(binary) == before
+    os.utime(binary, (1, 1))
+    await programs.check(engine, program)
+    assert asked(binary) > before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packages", ["lib/python3.12/site-packages", "lib/python3/dist-packages"])
+async def test_an_upgrade_of_the_packages_beside_it_makes_it_another_program(engine, binary, tmp_path, packages):
+    folder = tmp_path / packages
+    folder.mkdir(parents=True)
+    os.utime(folder, (1, 1))
+    # PATH has a link into the environment.
+    link = tmp_path / "local" / "engine"
+    link.parent.mkdir()
+    link.symlink_to(binary)
+    programs = programs_of(tmp_path)
+    found = [await programs.check(engine, (str(path),)) for path in (binary, link)]
+    assert await programs.check(engine, (str(binary),)) is found[0]
+    (folder / "engine-2.dist-info").mkdir()
+    for path, earlier in zip((binary, link), found, strict=True):
+        assert await programs.find(engine, (str(path),)) is None
+        assert await programs.check(engine, (str(path),)) is not earlier
+    folder.rename(tmp_path / "gone")
+    assert await programs.find(engine, (str(binary),)) is None
+
+
+@pytest.mark.slow
+async def test_an_interpreter_that_is_a_link_out_of_its_environment_has_the_packages_of_that(engine, binary, tmp_path):
+    environment = tmp_path / "venv"
+    folder = environment / "lib/python3.12/site-packages"
+    folder.mkdir(parents=True)
+    os.utime(folder, (1, 1))
+    (environment / "bin").mkdir()
+    python = environment / "bin" / "python"
+    python.symlink_to(binary)
+    programs = programs_of(tmp_path)
+    await programs.check(engine, (str(python),))
+    os.utime(folder, (2, 2))
+    assert await programs.find(engine, (str(python),)) is None
+
+
+@pytest.mark.slow
+async def test_a_fault_of_whoever_reads_it_is_told_once_and_breaks_nothing(engine, binary, tmp_path, caplog):
+    def fail(launch):
+        raise ZeroDivisionError("a plugin's\nfault")
+
+    engine.build_command = fail
+    programs, program = programs_of(tmp_path, retry_seconds=0), (str(binary),)
+    for _ in range(3):
+        found = await programs.check(engine, program, again=True)
+    assert programs.changes == 3
+    reason = "it is not checked, by a fault of the plugin or of llmgw: ZeroDivisionError: a plugin's fault"
+    assert (found.broken, found.problems) == (None, (reason,))
+    (record,) = caplog.records
+    assert record.getMessage() == f"engine fake: {binary}: {reason}"
+    assert record.exc_info is not None
+    del engine.build_command
+    assert (await programs.check(engine, program, again=True)).version.number == "1.0"
 
 
 @pytest.mark.slow

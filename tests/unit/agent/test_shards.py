@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -198,32 +199,89 @@ async def test_an_engine_killed_with_9_says_so(tools, make_spec):
     assert "kernel's log" in end.remedy
 
 
+class Kills:
+    """A counter of what the kernel has killed for memory."""
+
+    def __init__(self, count=4):
+        self.count = count
+        self.asked = 0
+
+    def __call__(self):
+        self.asked += 1
+        return self.count
+
+    async def wait_asked(self):
+        """It was looked at once more."""
+        before = self.asked
+        with trio.fail_after(100):
+            while self.asked == before:  # noqa: ASYNC110 - another thread
+                await trio.sleep(0.01)
+
+
 async def test_an_engine_that_the_kernel_killed_for_memory_says_so(tools, make_spec):
-    kills = iter([4, 5])
-    counting = replace(tools, count_oom_kills=lambda: next(kills))
-    async with living(make_spec("--print-line", "ImportError: libx.so.1: cannot open shared object"), counting) as life:
-        os.kill((await life.wait_state(R)).pid, signal.SIGKILL)
+    kills = Kills()
+    spec = make_spec("--print-line", "ImportError: libx.so.1: cannot open shared object")
+    async with living(spec, replace(tools, count_oom_kills=kills)) as life:
+        ready = await life.wait_state(R)
+        kills.count += 1
+        os.kill(ready.pid, signal.SIGKILL)
         end = await life.wait_state(E)
     assert end.cause.startswith("killed by the kernel's OOM killer")
+    assert end.kind == CauseKind.HOST_MEMORY
     assert "less context" in end.remedy
 
 
-@pytest.mark.parametrize(("counts", "flags"), [([4, 4], ()), ([None, 5], ()), ([4, 5], ("--exit-code", "1"))])
-async def test_the_kernel_is_not_accused_without_a_kill_of_its_own(tools, make_spec, counts, flags):
-    kills = iter(counts)
-    counting = replace(tools, count_oom_kills=lambda: next(kills))
-    async with living(make_spec(*flags), counting) as life:
+@pytest.mark.parametrize("code", [0, 1])
+@pytest.mark.parametrize("words", [(), ("--print-line", "giving up: a worker is dead")], ids=["silent", "generic"])
+async def test_an_engine_that_ends_because_its_worker_was_killed_for_memory_says_so(tools, make_spec, code, words):
+    kills = Kills()
+    async with living(make_spec(*words), replace(tools, count_oom_kills=kills)) as life:
         ready = await life.wait_state(R)
-        if flags:
-            await post(ready.endpoint.port, "/fake/exit", b'{"code": 1}')
-        else:
-            os.kill(ready.pid, signal.SIGKILL)
+        kills.count += 1
+        # It notices late.
+        await kills.wait_asked()
+        await post(ready.endpoint.port, "/fake/exit", b'{"code": %d}' % code)
+        end = await life.wait_state(E)
+    assert end.cause.startswith("killed by the kernel's OOM killer")
+
+
+async def test_a_worker_that_is_killed_for_memory_while_it_loads_is_told_too(tools, make_spec, tmp_path):
+    kills = Kills()
+    spec = make_spec("--bind-when", str(tmp_path / "never"))
+    async with living(spec, replace(tools, count_oom_kills=kills)) as life:
+        loading = await life.wait_state(G)
+        await kills.wait_asked()
+        kills.count += 1
+        await kills.wait_asked()
+        os.kill(loading.pid, signal.SIGTERM)
+        end = await life.wait_state(E)
+    assert end.cause.startswith("killed by the kernel's OOM killer")
+
+
+async def test_what_its_log_names_counts_more_than_a_kill_of_another(tools, make_spec):
+    kills = Kills()
+    spec = make_spec("--print-line", "fatal: the weights are corrupt")
+    async with living(spec, replace(tools, count_oom_kills=kills)) as life:
+        ready = await life.wait_state(R)
+        kills.count += 1
+        await post(ready.endpoint.port, "/fake/exit", b'{"code": 1}')
+        end = await life.wait_state(E)
+    assert end.cause == "the weights are corrupt"
+
+
+@pytest.mark.parametrize(("before", "after"), [(4, 4), (None, 5)])
+async def test_the_kernel_is_not_accused_without_a_kill(tools, make_spec, before, after):
+    kills = Kills(before)
+    async with living(make_spec(), replace(tools, count_oom_kills=kills)) as life:
+        ready = await life.wait_state(R)
+        kills.count = after
+        os.kill(ready.pid, signal.SIGKILL)
         end = await life.wait_state(E)
     assert "OOM killer" not in end.cause
 
 
 async def test_an_engine_that_we_killed_ourselves_was_not_killed_for_memory(tools, make_spec):
-    kills = iter(range(100))
+    kills = itertools.count()
     counting = replace(tools, count_oom_kills=lambda: next(kills))
     async with living(make_spec("--deaf-to-term"), counting) as life:
         await life.wait_state(R)
@@ -336,6 +394,16 @@ async def test_the_first_of_a_group_is_ready_once_it_has_generated_a_token(tools
     assert [(each["path"], each["body"]["max_tokens"]) for each in seen] == [("/v1/chat/completions", 1)]
     assert any("one token" in (report.progress or "") for report in life.said if report.state is G)
     assert record.proven
+
+
+async def test_a_group_that_can_not_be_asked_for_a_proof_is_believed_and_that_is_told(tools, alter, make_spec, caplog):
+    info = replace(tools.engines["fake"].info, api_paths=frozenset({"/v1/embeddings"}))
+    async with living(replace(make_spec(), count=2), alter(info=info)) as life:
+        ready = await life.wait_state(R)
+        assert (await get("127.0.0.1", ready.endpoint.port, "/fake/requests")).body == "[]"
+        (record,) = tools.state.read()
+    assert not record.proven
+    assert "its api_paths have none of /v1/chat/completions, /v1/completions" in caplog.text
 
 
 async def test_one_that_serves_by_itself_is_asked_for_nothing(tools, make_spec):

@@ -237,6 +237,20 @@ def test_a_long_line_is_cut_for_whoever_reads_it() -> None:
     assert cause.line.endswith("…")
 
 
+def test_of_one_that_served_no_cause_of_a_start_is_looked_for() -> None:
+    refused = "requests.exceptions.HTTPError: 401 Client Error: Unauthorized for url: https://example.org/a.png"
+    ended = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    own = (rule(CauseKind.FLAG, "odd schema"),)
+    lines = ("odd schema", refused, ended)
+    first = diagnose(lines, 1, None, own)
+    assert first is not None
+    assert first.kind is CauseKind.FLAG
+    cause = diagnose(lines, 1, None, own, served=True)
+    assert cause is not None
+    assert (cause.kind, cause.line) == (CauseKind.GPU_MEMORY, ended)
+    assert diagnose(lines[:2], None, 15, own, served=True) is None
+
+
 GARBAGE = st.text(alphabet=st.characters(exclude_categories=()), max_size=200)
 
 

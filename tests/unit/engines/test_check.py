@@ -169,15 +169,43 @@ def test_another_name_that_the_binary_knows_is_told() -> None:
 
 def test_changes_that_lead_in_a_circle_end() -> None:
     changes = (
-        FlagChange(flag="--first", gone_in="1", instead="--second"),
-        FlagChange(flag="--second", gone_in="2", instead="--first"),
+        FlagChange(flag="--first", gone_in="0.1", instead="--second"),
+        FlagChange(flag="--second", gone_in="0.2", instead="--first"),
     )
     engine = an_engine(dataclasses.replace(INFO, flag_changes=changes))
-    assert judge("--first", engine=engine) == (FlagState.RENAMED, "gone since 1: it is --second now")
+    assert judge("--first", engine=engine) == (FlagState.RENAMED, "gone since 0.1: it is --second now")
 
 
 def test_a_flag_that_a_release_dropped_is_removed() -> None:
     assert judge("--swap", "4") == (FlagState.REMOVED, "gone since 0.18: take it out")
+
+
+def test_a_flag_that_came_and_went_after_the_binary_is_unknown_to_it() -> None:
+    old = Version(number="0.17.3", flags=FLAGS)
+    assert judge("--swap", "4", version=old) == (FlagState.UNKNOWN, None)
+    for number in ("0.18", "0.18.0+cpu", "nightly", "17"):
+        assert judge("--swap", "4", version=dataclasses.replace(old, number=number))[0] is FlagState.REMOVED
+
+
+def test_several_that_became_one_are_never_taken_for_each_other() -> None:
+    changes = tuple(
+        FlagChange(flag=flag, gone_in="0.40", instead="--backend") for flag in ("--fast-a", "--fast-b", "-f")
+    )
+    engine = an_engine(dataclasses.replace(INFO, flag_changes=changes, flag_style=FlagStyle()))
+
+    def judged(flag: str, *known: tuple[str, ...]) -> tuple[FlagState, str | None]:
+        flags = (FLAGS[0], *(Flag(names=names) for names in known))
+        return judge(flag, version=Version(number="0.30", flags=flags), engine=engine)
+
+    several = "this release has several in its place: --fast-a, --fast-b"
+    assert judged("--backend", ("--fast-b",), ("--fast-a",)) == (FlagState.RENAMED, several)
+    one = (FlagState.RENAMED, "this release calls it --fast-b")
+    assert judged("--backend", ("--fast-b",)) == one
+    # Two spellings of one flag are one.
+    assert judged("--backend", ("--fast-b", "-f")) == one
+    assert judged("--backend", ("--other",)) == (FlagState.UNKNOWN, None)
+    assert judged("--fast-a", ("--fast-b",))[0] is FlagState.UNKNOWN
+    assert judged("--fast-a", ("--backend",)) == (FlagState.RENAMED, "this release calls it --backend")
 
 
 def test_a_flag_that_nobody_knows_is_unknown() -> None:

@@ -9,7 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.engines import Flag, FlagStyle, Given, Takes, find_owned, read_argparse_help, split_args, value_of
+from llmgw.engines import (
+    Flag,
+    FlagStyle,
+    Given,
+    Takes,
+    find_less_context,
+    find_owned,
+    find_owned_env,
+    is_given,
+    read_argparse_help,
+    split_args,
+    value_of,
+)
 from llmgw.engines.flags import spell
 
 PLAIN = FlagStyle(equals=False)
@@ -405,3 +417,33 @@ def test_the_order_of_a_help_is_kept() -> None:
     random.Random(1).shuffle(names)
     text = "options:\n" + "".join(f"  {name} X\n      Does {name}.\n" for name in names)
     assert list(flags_of(text)) == names
+
+
+def test_a_flag_is_given_in_any_spelling_but_a_short_one() -> None:
+    args = ("--long_flag=1", "-s", "--json.key", "2", "value")
+    style = FlagStyle(underscores=True, abbreviations=True, dotted=True)
+    for name in ("--long-flag", "-s", "--json"):
+        assert is_given(args, style, "--other", name)
+    assert not is_given(args, style, "--long", "value", "--key")
+    assert not is_given(args, FlagStyle(), "--long-flag", "--json")
+
+
+def test_a_variable_of_llmgws_is_refused_by_name() -> None:
+    problems = find_owned_env(
+        {"E_PORT": "1", "E_HOST": "x", "E_OTHER": "y"}, {"E_HOST": "the node", "E_PORT": "the node"}
+    )
+    assert [(problem.key, problem.message) for problem in problems] == [
+        ("env", "E_HOST is not for env: llmgw sets it from the node"),
+        ("env", "E_PORT is not for env: llmgw sets it from the node"),
+    ]
+
+
+def test_a_context_may_be_longer_than_promised_and_not_shorter() -> None:
+    assert find_less_context("--ctx 8k", 8000, None) == []
+    assert find_less_context("--ctx 8k", 8000, 8000) == []
+    (problem,) = find_less_context("--ctx 8k", 8000, 8192)
+    assert problem.key == "args"
+    assert problem.message == (
+        "--ctx 8k is 8000 tokens, and the model promises context_length 8192: "
+        "take it out of args, or set context_length to 8000"
+    )

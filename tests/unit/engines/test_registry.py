@@ -320,6 +320,7 @@ def test_a_description_that_cannot_be_had_is_named() -> None:
         ("flag_style", {}),
         ("flag_changes", None),
         ("stop_grace_seconds", "10"),
+        ("load_path", 1),
     ],
 )
 def test_a_description_of_wrong_kinds_is_named(name: str, rubbish: object) -> None:
@@ -327,6 +328,51 @@ def test_a_description_of_wrong_kinds_is_named(name: str, rubbish: object) -> No
     kind = type(rubbish).__name__
     with pytest.raises(LlmgwError, match=rf"engine_describe returned an EngineInfo whose {name} is {kind}"):
         an_engine(engine_describe=lambda: info)
+
+
+@pytest.mark.parametrize(
+    ("name", "rubbish", "words"),
+    [
+        ("probe_seconds", float("nan"), "probe_seconds is nan"),
+        ("flag_changes", ("--a",), "flag_changes has str in it, not FlagChange"),
+        ("tasks", frozenset({"cook"}), "tasks has str in it, not Task"),
+    ],
+)
+def test_a_description_with_rubbish_in_it_is_named(name: str, rubbish: object, words: str) -> None:
+    info = dataclasses.replace(INFO, **{name: rubbish})  # type: ignore[arg-type]
+    with pytest.raises(LlmgwError, match=f"engine_describe returned an EngineInfo whose {words}"):
+        an_engine(engine_describe=lambda: info)
+
+
+def test_a_command_that_can_not_be_started_is_a_failed_engine_and_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    engine = an_engine(engine_build_command=lambda launch: Command(argv=[*launch.program]))  # type: ignore[arg-type]
+    for _ in range(3):
+        with pytest.raises(EngineFailed, match="engine tiny built no command for m: the log says why"):
+            engine.build_command(LAUNCH)
+    (record,) = caplog.records
+    assert "it returned a Command whose argv is not a tuple of text" in record.getMessage()
+
+
+def test_a_probe_that_can_not_be_started_is_left_out_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    good, bad = Command(argv=("tiny", "--version")), Command(argv=("tiny", 8080))  # type: ignore[arg-type]
+    engine = an_engine(engine_build_probe=lambda: (good, bad))
+    for _ in range(3):
+        assert engine.build_probe(("tiny",)) == (good,)
+    (record,) = caplog.records
+    assert "engine_build_probe of its plugin is ignored: it returned a Command whose argv" in record.getMessage()
+
+
+def test_facts_with_rubbish_in_them_are_none() -> None:
+    engine = an_engine(
+        engine_embedded=lambda: Embedded(module="m", requires=None, install="x"),  # type: ignore[arg-type]
+        engine_read_probe=lambda: Version(number=2),  # type: ignore[arg-type]
+        engine_read_log=lambda: LogFact(progress=50),  # type: ignore[arg-type]
+    )
+    assert engine.embedded is None
+    assert engine.read_probe([ProbeOutput(code=0, stdout="2", stderr="")]) is None
+    assert engine.read_log("x") is None
 
 
 def test_a_plugin_that_cannot_even_be_looked_at_is_named() -> None:

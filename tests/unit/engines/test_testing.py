@@ -543,7 +543,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
             (lambda: 0, "above 0"),
             (lambda: True, "above 0"),
             (lambda: "512", "above 0"),
-            (lambda text: len(text) and int(text), "invalid literal"),
+            (lambda text: int(f"{text}x") if text else None, "invalid literal"),
         )
     ),
     *(

@@ -18,13 +18,13 @@ from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, Profile, Task
 from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import Replica, ShardState
-from llmgw.dialects.toolcheck import Verdict
+from llmgw.dialects.toolcheck import CHECK_SECONDS, Verdict
 from llmgw.door.http1 import ResponseHead
 from llmgw.door.upstream import Pool
 from llmgw.engines import READY, Command, EngineInfo, Health, Launch, ParserFlag, SourceKind, hookimpl
 from llmgw.engines.registry import open_engine
 from llmgw.reactor.loop import Reactor
-from llmgw.server.tools import CHECK_SECONDS, MAX_CHECKS, ToolChecks
+from llmgw.server.tools import MAX_CHECKS, ToolChecks
 
 HERMES = '<tool_call>{"name": "get_weather", "arguments": {"city": "Paris"}}</tool_call>'
 

@@ -84,8 +84,14 @@ def find_on_node(told: Answer, engine: str, node: str) -> Answer:
     if not found["checked"]:
         raise LlmgwError(f"{node} has not tried {' '.join(found['program'])} yet: ask again in a few seconds")
     broken, problems, starts = found.get("broken"), found["problems"], found["starts"]
+    remedy = None
     if starts and broken is not None:
-        problems = [broken, *(problem for problem in problems if problem not in broken)]
+        # What does not fit is told once, and apart from what to do about it, as it is of a binary here.
+        first = next((problem for problem in problems if broken.startswith(f"{problem}; ")), None)
+        if first is not None:
+            remedy = broken.removeprefix(f"{first}; ")
+        else:
+            problems = [broken, *(problem for problem in problems if problem not in broken)]
     answer = {
         "engine": engine,
         "node": node,
@@ -95,8 +101,11 @@ def find_on_node(told: Answer, engine: str, node: str) -> Answer:
         "works": broken is None,
         "starts": starts,
         "broken": None if starts else broken,
+        "remedy": remedy,
         "missing_libraries": found["missing_libraries"],
         "problems": problems,
+        "flags": found.get("flags", []),
+        "flags_ok": found.get("flags_ok", 0),
     }
     return {key: value for key, value in answer.items() if value is not None}
 
@@ -150,6 +159,8 @@ def _draw_check(check: Answer) -> Iterator[Block]:
         yield from ("", f"profile {shown(check['profile'])} of {shown(check['model'])} ({shown(check['where'])}):")
     if rows:
         yield from ("", Grid(columns=COLUMNS, rows=tuple(tuple(map(shown, row)) for row in rows)))
+    if fine := check.get("flags_ok"):
+        yield from ("", _count_fine(fine, "other flag" if rows else "flag"))
     if troubles:
         yield from ("", *troubles)
 
@@ -158,14 +169,18 @@ def _verdict(answer: Answer) -> str:
     there = f" on {shown(answer['node'])}" if "node" in answer else ""
     if not answer["starts"]:
         return f"a launch{there} would fail: the binary can't start, whatever its flags"
-    flags = [flag for check in answer.get("checks", ()) for flag in check["flags"]]
+    flags = [flag for check in answer.get("checks", (answer,)) for flag in check["flags"]]
     if not answer["works"]:
         over = _names(flags, BREAKING)
         return f"a launch{there} would fail over {over}" if over else f"a launch{there} would fail: see above"
-    if flags and all(flag["state"] == "unchecked" for flag in flags):
+    if flags and not answer.get("flags_ok") and all(flag["state"] == "unchecked" for flag in flags):
         return "nothing is known against a launch, but no flag could be checked"
     old = _names(flags, {"deprecated"})
     return f"a launch{there} would work" + (f"; a later release may not take {old}" if old else "")
+
+
+def _count_fine(number: int, thing: str) -> str:
+    return f"{number} {thing} is ok" if number == 1 else f"{number} {thing}s are ok"
 
 
 def _names(flags: list[Answer], states: set[str]) -> str:

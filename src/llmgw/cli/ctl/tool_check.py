@@ -16,10 +16,8 @@ from llmgw.cli.ctl.asking import drawn, server_options
 from llmgw.cli.ctl.client import Operator
 from llmgw.cli.ctl.drawing import Block, Grid, shown, write
 
-# The server ends a check within 300 s.
-TIMEOUT_SECONDS = 330.0
-EXCHANGE_SECONDS = 120.0
-CHECK_SECONDS = 300.0
+# How much longer than its check the server is waited for.
+MARGIN_SECONDS = 30.0
 COLUMNS = ("REQUEST", "ANSWER")
 # Exit status by verdict. 1 and 2 are those of all commands: it could not be asked; the command is wrong.
 STATUSES = {
@@ -75,7 +73,10 @@ def command(
     if endpoint is None:
         if name is not None or key_file is not None:
             raise click.UsageError("--model and --key-file go with --endpoint")
-        operator = Operator(find_address(server, config, environ=os.environ), timeout_seconds=TIMEOUT_SECONDS)
+        from llmgw.dialects.toolcheck import CHECK_SECONDS
+
+        timeout_seconds = CHECK_SECONDS + MARGIN_SECONDS
+        operator = Operator(find_address(server, config, environ=os.environ), timeout_seconds=timeout_seconds)
         told = operator.ask("POST", "/tool-check", {"model": model, "replica": replica})
         answer, blocks, status = drawn(operator, told, lambda facts: (facts, draw(facts), _status(facts)))
     else:
@@ -114,7 +115,7 @@ def _check_endpoint(url: str, name: str | None, key_file: Path | None, *, enviro
 
     from llmgw.cli.ctl.endpoint import Served, ask_endpoint, read_endpoint
     from llmgw.core.model import Model, ModelName, Profile
-    from llmgw.dialects.toolcheck import Parsers, judge
+    from llmgw.dialects.toolcheck import CHECK_SECONDS, EXCHANGE_SECONDS, Parsers, judge
     from llmgw.engines.registry import load_engines
 
     def find_parsers(served: Served) -> Parsers:

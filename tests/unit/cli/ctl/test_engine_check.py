@@ -15,7 +15,11 @@ FINE = {
     "starts": True,
     "problems": [],
     "missing_libraries": [],
+    "flags": [],
+    "flags_ok": 14,
 }
+OLD = {"flag": "--old", "given_by": "llmgw", "state": "deprecated", "detail": "use --new"}
+GONE = {"flag": "--x", "given_by": "llmgw", "state": "removed", "detail": "gone since 0.11: take it out"}
 
 
 def answer(*engines: dict[str, Any], state: str = "ready", **more: Any) -> dict[str, Any]:
@@ -27,7 +31,61 @@ def test_a_node_tells_what_its_agent_found(port: Any, ctl: Any) -> None:
     port.will_answer("GET", "/engines", answer(FINE))
     ended = ctl("engine-check", "vllm", "--node", "n1")
     assert (ended.status, ended.err) == (0, "")
+    assert ended.out == "vllm 0.32.0 at /opt/vllm on n1\n\n14 flags are ok\n\na launch on n1 would work\n"
+
+
+def test_an_agent_that_tells_of_no_flags_is_understood(port: Any, ctl: Any) -> None:
+    older = {key: value for key, value in FINE.items() if not key.startswith("flags")}
+    port.will_answer("GET", "/engines", answer(older))
+    ended = ctl("engine-check", "vllm", "--node", "n1")
+    assert (ended.status, ended.err) == (0, "")
     assert ended.out == "vllm 0.32.0 at /opt/vllm on n1\n\na launch on n1 would work\n"
+
+
+def test_the_flags_that_are_not_ok_there_are_a_table(port: Any, ctl: Any) -> None:
+    broken = "llmgw passes --x: gone since 0.11: take it out"
+    unfit = {
+        **FINE,
+        "broken": f"{broken}; install another of either",
+        "problems": [broken],
+        "flags": [GONE, OLD],
+        "flags_ok": 1,
+    }
+    port.will_answer("GET", "/engines", answer(unfit))
+    ended = ctl("engine-check", "vllm", "--node", "n1")
+    assert ended.status == 1
+    assert ended.out == (
+        "vllm 0.32.0 at /opt/vllm on n1\n"
+        "\n"
+        "FLAG   GIVEN BY  STATE       DETAIL\n"
+        "--x    llmgw     removed     gone since 0.11: take it out\n"
+        "--old  llmgw     deprecated  use --new\n"
+        "\n"
+        "1 other flag is ok\n"
+        "\n"
+        "what to do: install another of either\n"
+        "\n"
+        "a launch on n1 would fail over --x\n"
+    )
+    told = json.loads(ctl("engine-check", "vllm", "--node", "n1", "--json").out)
+    assert (told["flags"], told["flags_ok"]) == ([GONE, OLD], 1)
+
+
+def test_a_deprecated_flag_there_is_told_and_breaks_nothing(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/engines", answer({**FINE, "flags": [OLD]}))
+    ended = ctl("engine-check", "vllm", "--node", "n1")
+    assert ended.status == 0
+    assert "--old  llmgw     deprecated  use --new\n\n14 other flags are ok\n" in ended.out
+    assert ended.out.splitlines()[-1] == "a launch on n1 would work; a later release may not take --old"
+
+
+def test_flags_that_nobody_could_check_there_prove_nothing(port: Any, ctl: Any) -> None:
+    unread = {"flag": "--model", "given_by": "llmgw", "state": "unchecked"}
+    port.will_answer("GET", "/engines", answer({**FINE, "flags": [unread], "flags_ok": 0}))
+    ended = ctl("engine-check", "vllm", "--node", "n1")
+    assert ended.status == 0
+    assert "ok\n" not in ended.out
+    assert ended.out.splitlines()[-1] == "nothing is known against a launch, but no flag could be checked"
 
 
 def test_a_binary_that_can_not_start_there_is_told_with_what_it_lacks(port: Any, ctl: Any) -> None:
@@ -37,6 +95,7 @@ def test_a_binary_that_can_not_start_there_is_told_with_what_it_lacks(port: Any,
         "starts": False,
         "broken": "the shared library libx.so.1 is missing; apt install libx1",
         "missing_libraries": ["libx.so.1"],
+        "flags_ok": 0,
     }
     port.will_answer("GET", "/engines", answer(broken))
     ended = ctl("engine-check", "vllm", "--node", "n1")
@@ -60,6 +119,8 @@ def test_a_binary_that_can_not_start_there_is_told_with_what_it_lacks(port: Any,
         "broken": "the shared library libx.so.1 is missing; apt install libx1",
         "missing_libraries": ["libx.so.1"],
         "problems": [],
+        "flags": [],
+        "flags_ok": 0,
     }
 
 
@@ -72,9 +133,16 @@ def test_flags_that_it_does_not_know_are_no_failure_to_start(port: Any, ctl: Any
     port.will_answer("GET", "/engines", answer(unfit))
     told = json.loads(ctl("engine-check", "vllm", "--node", "n1", "--json").out)
     assert (told["works"], told["starts"], told.get("broken")) == (False, True, None)
-    assert told["problems"] == ["llmgw passes --x: unknown; install another release", "--help was not read whole"]
+    assert told["problems"] == ["llmgw passes --x: unknown", "--help was not read whole"]
+    assert told["remedy"] == "install another release"
     ended = ctl("engine-check", "vllm", "--node", "n1")
     assert (ended.status, ended.out.splitlines()[-1]) == (1, "a launch on n1 would fail: see above")
+
+
+def test_what_breaks_it_is_told_where_it_is_no_problem_that_is_known(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/engines", answer({**FINE, "broken": "it is odd", "problems": ["odd"]}))
+    told = json.loads(ctl("engine-check", "vllm", "--node", "n1", "--json").out)
+    assert (told["problems"], told.get("remedy")) == (["it is odd"], None)
 
 
 def test_what_a_lost_node_said_is_told_as_old(port: Any, ctl: Any) -> None:
