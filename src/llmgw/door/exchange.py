@@ -17,7 +17,7 @@ import trio
 
 from llmgw.config.node import Timeouts
 from llmgw.core.identity import Caller
-from llmgw.core.model import Model
+from llmgw.core.model import Model, Task
 from llmgw.dialects import openai
 from llmgw.dialects.refusal import Refusal
 from llmgw.door.body import Asked, Fields, TooManyKeys, ask_for_usage, encode_fields, read_body, set_fields
@@ -44,7 +44,8 @@ from llmgw.door.steps import (
 
 CHAT = "/v1/chat/completions"
 STREAMS = frozenset({CHAT, "/v1/completions"})
-INFERENCE = STREAMS | {"/v1/embeddings", "/v1/rerank"}
+VECTORS = {Task.EMBED: "/v1/embeddings", Task.RERANK: "/v1/rerank"}
+INFERENCE = STREAMS | set(VECTORS.values())
 MODELS = "/v1/models"
 HEALTH = "/health"
 UNREACHABLE = "model_unreachable"
@@ -240,6 +241,9 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         yield Refuse(_unknown_model(asked.model))
         return
     request.model = model.name
+    if model.task is not Task.CHAT and request.path in STREAMS:
+        yield Refuse(_wrong_path(model, asked.model))
+        return
     adapter = asked.model != model.name and model.find_lora(asked.model) is not None
     call = _Call(request, timeouts, asked, adapter)
     tried: tuple[str, ...] = ()
@@ -371,6 +375,13 @@ def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
         request.problem = relayed.problem
         request.outcome = request.outcome or (Outcome.TIMED_OUT if relayed.timed_out else Outcome.ENGINE_FAILED)
     return None
+
+
+def _wrong_path(model: Model, asked: str) -> Refusal:
+    """Its engine may answer all the same: with words that the model was never made to write."""
+    does, path = ("embeds text", VECTORS[Task.EMBED]) if model.task is Task.EMBED else ("ranks", VECTORS[Task.RERANK])
+    message = f"The model {asked!r} {does} and does not chat: ask for it at {path}."
+    return Refusal(status=400, code="wrong_task", message=message, param="model")
 
 
 def _no_adapter(request: Request, asked: Asked) -> Refusal:

@@ -173,7 +173,10 @@ def view_model(each: ModelStatistics, lost: frozenset[NodeId], origin: Origin, w
     # One that failed counts until its next try: it is missing, not unwanted.
     counted = sum(replica.state is not ShardState.STOPPING for replica in each.replicas)
     wanted = max(each.model.scaling.min, counted)
-    status, detail = (ModelStatus.READY, None) if 0 < wanted <= ready else _judge_model(each, lost, wanted)
+    if 0 < wanted <= ready:
+        status, detail = ModelStatus.READY, _find_ailing(each)
+    else:
+        status, detail = _judge_model(each, lost, wanted)
     return ModelView(
         name=each.model.name,
         status=status,
@@ -185,6 +188,12 @@ def view_model(each: ModelStatistics, lost: frozenset[NodeId], origin: Origin, w
         where=where,
         detail=detail,
     )
+
+
+def _find_ailing(each: ModelStatistics) -> str | None:
+    """What is the matter with a replica that counts as ready: one that serves has nothing more to tell."""
+    ailing = (replica for replica in each.replicas if replica.state is ShardState.READY and replica.progress)
+    return next((f"{replica.id} on {replica.shard.node} {replica.progress}" for replica in ailing), None)
 
 
 def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) -> tuple[ModelStatus, str | None]:
@@ -221,7 +230,8 @@ def find_concerns(nodes: Iterable[NodeView], models: Iterable[ModelView]) -> lis
                 message = f"{each.engine} can't be used ({' '.join(each.program)}): {each.broken}"
                 found.append(Concern(kind="node", name=node.node, message=message))
     for model in models:
-        if model.status in {ModelStatus.FAILED, ModelStatus.WAITING, ModelStatus.UNREACHABLE}:
+        ailing = model.status is ModelStatus.READY and model.detail is not None
+        if ailing or model.status in {ModelStatus.FAILED, ModelStatus.WAITING, ModelStatus.UNREACHABLE}:
             message = f"{model.status}: {model.detail}" if model.detail else str(model.status)
             found.append(Concern(kind="model", name=model.name, message=message))
     return found

@@ -12,7 +12,7 @@ import pytest
 
 from llmgw.config.node import Limits, Timeouts
 from llmgw.core.identity import ANYONE, Caller
-from llmgw.core.model import Lora, Model, ModelName
+from llmgw.core.model import Lora, Model, ModelName, Task
 from llmgw.dialects.refusal import Refusal
 from llmgw.door.client import Client
 from llmgw.door.exchange import Route
@@ -29,6 +29,10 @@ MODEL = Model(
     aliases=("gpt",),
     loras=(Lora(name=ModelName("sql"), source="sql.gguf"),),
 )
+
+
+VECTORS = Model(name=ModelName("vectors"), source="vectors.gguf", task=Task.EMBED)
+RANKS = Model(name=ModelName("ranks"), source="ranks.gguf", task=Task.RERANK)
 
 
 @dataclass
@@ -49,7 +53,7 @@ class FakeGateway:
         return ANYONE
 
     def resolve(self, name: str) -> Model | None:
-        return MODEL if name in MODEL.names() else None
+        return next((model for model in (MODEL, VECTORS, RANKS) if name in model.names()), None)
 
     def models(self) -> list[Model]:
         return [MODEL]

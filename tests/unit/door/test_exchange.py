@@ -279,6 +279,21 @@ def test_whoever_asks_for_the_model_itself_gets_no_adapter(play: Any, gateway: A
     assert forward.request.endswith(b"\r\n\r\n" + body % b"tiny")
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+@pytest.mark.parametrize(("model", "words"), [("vectors", "embeds text"), ("ranks", "ranks")])
+def test_a_model_that_does_not_chat_is_not_asked_to(play: Any, gateway: Any, path: str, model: str, words: str) -> None:
+    refusal = refusal_of(play("POST", path).body(model=model))
+    assert (refusal.status, refusal.code, refusal.param) == (400, "wrong_task", "model")
+    assert words in refusal.message
+    assert gateway.taken == []
+
+
+@pytest.mark.parametrize("model", ["vectors", "ranks", "tiny"])
+def test_what_a_model_may_do_besides_its_engine_says(play: Any, gateway: Any, model: str) -> None:
+    play("POST", "/v1/embeddings").body(model=model)
+    assert gateway.taken == ["rep-1"]
+
+
 @pytest.mark.parametrize("model", ["tiny", "gpt"])
 def test_what_its_engine_needs_for_the_model_itself_is_set(play: Any, gateway: Any, model: str) -> None:
     gateway.routes = [Route("rep-1", ("10.0.0.9", 1), "tiny", base=(("lora", b"[]"),))]

@@ -232,12 +232,14 @@ def test_only_what_is_wrong_is_a_concern(a_model: Any, a_replica: Replicas) -> N
         judged(a_model("m2"), a_replica(ShardState.ENDED, cause="it broke")),
         judged(a_model("m3")),
         judged(a_model("m4", least=0)),
+        judged(a_model("m5"), a_replica(ShardState.READY, progress="runs, but does not answer")),
     ]
     assert find_concerns(nodes, models) == [
         Concern(kind="node", name="b", message="silent: its link is down"),
         Concern(kind="node", name="c", message="lost: not heard for longer than its lease"),
         Concern(kind="model", name="m2", message="failed: rep-1 ended on n1: it broke"),
         Concern(kind="model", name="m3", message="waiting"),
+        Concern(kind="model", name="m5", message="ready: rep-1 on n1 runs, but does not answer"),
     ]
 
 
