@@ -110,7 +110,7 @@ def engine_build_command(launch: Launch) -> Command:
         argv += ["--predict", str(launch.max_output)]
     if launch.mmproj is not None and not is_given(args, flags.STYLE, "--mmproj", "-mm"):
         argv += ["--mmproj", launch.mmproj]
-    argv += tasks.name_adapters(launch.loras, args, launch.version)
+    argv += [*tasks.name_adapters(launch.loras, args, launch.version), *tasks.name_no_cache(launch)]
     if launch.reasoning_parser is not None and not is_given(args, flags.STYLE, "--reasoning-format"):
         argv += ["--reasoning-format", launch.reasoning_parser]
     argv += _name_cards(launch)
@@ -133,6 +133,7 @@ def engine_build_request(model: Model) -> RequestRules:
         lora.name: {"lora": [{"id": number, "scale": 1.0}]} for number, lora in enumerate(model.loras)
     }
     # Said aloud for the model itself too: a body without the field keeps what a slot's cache has of another adapter.
+    # With the field a slot is cleared when the adapter changes.
     base: dict[str, object] = {"lora": [{"id": 0, "scale": 0.0}]} if adapters else {}
     return RequestRules(usage_in_streams=True, loras=adapters, base=base)
 

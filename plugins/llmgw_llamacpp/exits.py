@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmgw.engines import Cause, CauseKind, Rule, diagnose, rule
 
@@ -85,8 +85,8 @@ RULES: tuple[Rule, ...] = (
     # the weights
     rule(
         CauseKind.WEIGHTS_MISSING,
-        r"(failed to open GGUF file '(.+)' \(Permission denied\))",
-        "let the user that the engine runs as read {1}",
+        r"(failed to open GGUF file '(.+)' \(Permission denied\)|failed to open '(.+)': Permission denied)",
+        "let the user that the engine runs as read {1}{2}",
         line="{0}",
     ),
     rule(
@@ -105,7 +105,7 @@ RULES: tuple[Rule, ...] = (
         CauseKind.WEIGHTS_CORRUPT,
         r"(invalid magic characters: .*)",
         "the file is no GGUF: was the download another page, or cut off? Fetch it again",
-        line="{0}; the weights are no GGUF file",
+        line="{0}",
     ),
     rule(
         CauseKind.WEIGHTS_CORRUPT,
@@ -147,8 +147,14 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         CauseKind.ARCHITECTURE,
-        r"(model arch and LoRA arch mismatch|LoRA tensor '.*' .*|mismatch between text model .* and mmproj .*)",
-        "the adapter or the mmproj was made for another model: take the one that goes with these weights",
+        r"failed to apply lora adapter: (?!failed to (?:load|allocate) )(.+)|(model arch and LoRA arch mismatch)",
+        "the adapter goes with other weights, or is none: take the one that was made for these",
+        line="{0}{1}",
+    ),
+    rule(
+        CauseKind.ARCHITECTURE,
+        r"(mismatch between text model .* and mmproj .*)",
+        "the mmproj goes with other weights: take the one that was made for these",
         line="{0}",
     ),
     rule(
@@ -173,7 +179,7 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         CauseKind.HOST_MEMORY,
-        r"(encountered bad_alloc error .*"
+        r"(encountered bad_alloc error .*|failed to allocate buffer for lora adapter.*"
         r"|insufficient memory \(attempted to allocate.*|failed to allocate (?:CPU\w* )?buffer of size.*"
         r"|unable to allocate CPU\w* buffer.*|mmap failed: Cannot allocate memory)",
         "the node has too little memory for it: less context, fewer slots, smaller weights, or another node",
@@ -220,8 +226,15 @@ RULES: tuple[Rule, ...] = (
     # Where llama.cpp does not say what is wrong with it.
     rule(
         CauseKind.ARCHITECTURE,
-        r"((?:Failed to load CLIP model from|failed to load multimodal model,|failed to load lora adapter) .*)",
-        "the adapter or the mmproj is none that this release can use with these weights",
+        r"((?:Failed to load CLIP model from|failed to load multimodal model,) .*)",
+        "the mmproj is none that this release can use, or not whole: take one that was made for these weights",
+        line="{0}",
+        weak=True,
+    ),
+    rule(
+        CauseKind.ARCHITECTURE,
+        r"(failed to load lora adapter .*)",
+        "the adapter is none that this release can use, or not whole: take one that was made for these weights",
         line="{0}",
         weak=True,
     ),
@@ -238,26 +251,78 @@ RULES: tuple[Rule, ...] = (
 )
 
 
+# What is wrong with a file is said before its name is, and by its name only a caller knows what it was to be.
+_OF_A_FILE = frozenset(
+    {
+        *(CauseKind.WEIGHTS_MISSING, CauseKind.WEIGHTS_CORRUPT, CauseKind.ARCHITECTURE),
+        *(CauseKind.TOKENIZER, CauseKind.QUANTIZATION),
+    }
+)
+_WEIGHTS = "weights"
+_CALLERS = (
+    ("adapter", re.compile(r"failed to load lora adapter (?:file from (.+)|'(.+)')$")),
+    (
+        "mmproj",
+        re.compile(
+            r"failed to load CLIP model from (.+?)(?:\. Does this file exist\?)?$"
+            r"|failed to load multimodal model, '(.+)'$",
+            re.IGNORECASE,
+        ),
+    ),
+    ("draft model", re.compile(r"failed to load draft model,? '(.+)'$")),
+    ("control vector", re.compile(r"failed to load control vector file from (.+)$")),
+    (_WEIGHTS, re.compile(r"failed to load model,? '(.+)'$")),
+)
+_KEYS = {"adapter": "its source in loras", "mmproj": "the model's mmproj"}
+_REMEDIES = {
+    CauseKind.WEIGHTS_MISSING: "the {0} is not on this node: correct {1}, or put the file there",
+    CauseKind.WEIGHTS_CORRUPT: "the file of the {0} is cut off, damaged or no GGUF (a page of HTML?): fetch it again",
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Line:
-    """A line that may tell: without its prefixes, and whether it says of itself that it is an error."""
+    """A line that may tell: without its prefixes, whether it says of itself that it is an error, and whether it is
+    printed whatever went wrong."""
 
     text: str
     error: bool
+    wrapper: bool
 
 
 def read(lines: Sequence[str], code: int | None, signal: int | None) -> Cause | None:
     """The cause; None where neither the lines nor the exit tell."""
-    told = tuple(_read_lines(lines))
+    known = tuple(_read_lines(lines))
+    told = [line for line in known if not line.wrapper]
     texts = [line.text for line in told]
     cache = next((found for text in texts if (found := _KV_CACHE.pattern.search(text)) is not None), None)
     if cache is not None:
         return Cause(kind=_KV_CACHE.kind, line=cache[0], remedy=_KV_CACHE.remedy)
     cause = diagnose(texts, code, signal, RULES)
     if cause is not None:
-        return cause
+        return _name_file(cause, [line.text for line in known]) if cause.kind in _OF_A_FILE else cause
     error = next((line.text for line in told if line.error), None)
     return Cause(kind=CauseKind.OTHER, line=error) if error is not None else None
+
+
+def _name_file(cause: Cause, texts: Sequence[str]) -> Cause:
+    """The cause with the file that it is about: that of the first caller who names one after it."""
+    at = next((at for at, text in enumerate(texts) if cause.line in text), len(texts))
+    named = ((what, found) for text in texts[at:] for what, form in _CALLERS if (found := form.search(text)))
+    what, found = next(named, (_WEIGHTS, None))
+    path = next(filter(None, found.groups()), "") if found is not None else ""
+    here = path in cause.line
+    if what == _WEIGHTS:
+        # Alone, the path says what it is: it is the model's source.
+        whose = cause.kind is CauseKind.WEIGHTS_CORRUPT and not here
+        return replace(cause, line=f"the weights {path}: {cause.line}") if whose else cause
+    line = f"the {what}{'' if here else f' {path}'}: {cause.line}"
+    own = _REMEDIES.get(cause.kind, "the {0} does not go with these weights or this release, or is none: take another")
+    # Of a file that is there and may not be read the rule has named what to do.
+    readable = "Permission denied" not in cause.line
+    generic = readable and what not in (cause.remedy or "")
+    remedy = own.format(what, _KEYS.get(what, "its path in args")) if generic else cause.remedy
+    return replace(cause, line=line, remedy=remedy)
 
 
 def _read_lines(lines: Sequence[str]) -> Iterator[_Line]:
@@ -280,5 +345,7 @@ def _read_line(line: str) -> _Line | None:
     if level not in ("", "E") or _OF_A_REQUEST.match(text):
         return None
     place = _PLACE.match(text)
-    words = (text[place.end() :] if place else text).strip()
-    return _Line(text=words, error=level == "E") if words and not _WRAPPER.search(words) else None
+    words = " ".join((text[place.end() :] if place else text).split())
+    if not words:
+        return None
+    return _Line(text=words, error=level == "E", wrapper=_WRAPPER.search(words) is not None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from llmgw.engines import FlagStyle, Problem, find_owned, find_owned_env, list_changes, value_of
+from llmgw.engines import FlagStyle, Problem, find_owned, find_owned_env, find_stray, list_changes, value_of
 
 # "--flag=value" is an unknown flag to it, "--ctx_size" is "--ctx-size", and half a flag is none.
 STYLE = FlagStyle(equals=False, underscores=True)
@@ -34,6 +34,12 @@ _OWNED = {
     ),
 }
 OWNED = {flag: origin for origin, spellings in _OWNED.items() for flag in spellings}
+
+# Whatever is given beside them, it prints what they ask for and ends with 0.
+ENDING = (
+    *("--help", "-h", "--usage", "--version", "--license", "--cache-list", "-cl"),
+    *("--completion-bash", "--list-devices"),
+)
 
 # Shorthands for a model that llama.cpp downloads by itself: --gpt-oss-20b-default, --fim-qwen-7b-spec and the like.
 _PRESET = re.compile(r"--(embd|fim|gpt-oss|vision)-\S+-(default|spec)")
@@ -107,8 +113,9 @@ CHANGES = list_changes(_GONE)
 
 
 def check(args: Sequence[str]) -> list[Problem]:
-    """A problem for each flag that is llmgw's, or that llama-server would not read as it is written."""
-    return [*find_owned(args, OWNED, STYLE), *(Problem(key="args", message=text) for text in _find_faults(args))]
+    """A problem for each flag that is llmgw's, ends llama-server, or is not read by it as it is written."""
+    problems = [*find_owned(args, OWNED, STYLE, ending=ENDING), *find_stray(args, STYLE)]
+    return [*problems, *(Problem(key="args", message=text) for text in _find_faults(args))]
 
 
 def check_env(env: Mapping[str, str]) -> list[Problem]:

@@ -25,6 +25,11 @@ _ALLOWED = re.compile(r"\ballowed values: ([\w+.-]+(?:, [\w+.-]+)*)")
 _BULLET = re.compile(r"\s*- ([a-z][\w+-]*)(?: \(default\))?: ")
 _DEFAULT = re.compile(r"\(default: '?([a-z][\w+-]*)'?[),]")
 
+# Of what is one number. Where words do as well, its description has them in quotes; a flag that does nothing any more
+# reads no value either.
+_NUMBERS = frozenset({"N", "INDEX", "PORT", "SEED", "SECONDS"})
+_WORD = re.compile(r"'[a-z]+'")
+
 # What llama.cpp reads as well where its help lists on, off and auto.
 _SWITCH = {"on": ("enabled", "true", "1"), "off": ("disabled", "false", "0"), "auto": ("-1",)}
 
@@ -60,6 +65,7 @@ def _read_entry(lines: Sequence[str]) -> Flag | None:
         names=names,
         takes=_takes(operand),
         choices=_choices(operand, described) if operand else frozenset(),
+        number=operand in _NUMBERS and not _WORD.search(description) and not _DEPRECATED.search(description),
         removed=description if removed else None,
         deprecated=description if not removed and _DEPRECATED.search(description) else None,
     )

@@ -171,7 +171,7 @@ OPTIONS: tuple[Option, ...] = (
     _value("--slot-save-path", "PATH", "slot_save_path", values.folder),
     _value("--sleep-idle-seconds", "SECONDS", "sleep_idle_seconds"),
     # devices and memory
-    _value("--gpu-layers --n-gpu-layers -ngl", "N", "n_gpu_layers", values.layers),
+    _value("--gpu-layers --n-gpu-layers -ngl", "N|auto|all", "n_gpu_layers", values.layers),
     Option(
         names=("--device", "-dev"),
         hint="{none}",

@@ -13,6 +13,7 @@ from llmgw_llamacpp.flags import STYLE
 
 _CTX_SIZE = ("--ctx-size", "-c")
 _PARALLEL = ("--parallel", "-np")
+_BATCH = ("--batch-size", "-b")
 # One pool for all slots: each may use the whole of it, and nothing is divided.
 _UNIFIED = ("--kv-unified", "-kvu", "--kv-unified-per-slot")
 
@@ -51,8 +52,15 @@ def check(args: Sequence[str], context_length: int | None) -> list[Problem]:
     given = _read(args)
     if given.parallel == 0:
         problems.append(Problem(key="args", message="--parallel 0 is no slot at all: give it 1 or more"))
+    # With these it comes as far as its first batch, and aborts; a negative --ubatch-size does no harm.
+    if given.ctx_size is not None and given.ctx_size < 0:
+        text = f"--ctx-size {given.ctx_size} is no size: give it the tokens, or 0 for the model's own"
+        problems.append(Problem(key="args", message=text))
+    batch = _whole(value_of(args, STYLE, *_BATCH))
+    if batch is not None and batch < 1:
+        problems.append(Problem(key="args", message=f"--batch-size {batch} is no batch: give it 1 or more"))
     # A size of 0 is the model's own, and a negative number of slots leaves both to llama.cpp.
-    if problems or not context_length or not given.ctx_size or given.ctx_size < 0:
+    if problems or not context_length or not given.ctx_size:
         return problems
     divided = not is_given(args, STYLE, *_UNIFIED) and (given.parallel is None or given.parallel > 0)
     # Alone, a size gets as many slots as it holds whole contexts, and one at least.

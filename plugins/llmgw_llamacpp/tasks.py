@@ -19,6 +19,8 @@ _POOLING = "--pooling"
 _MMPROJ = ("--mmproj", "-mm", "--mmproj-url", "-mmu", "--no-mmproj", "--no-mmproj-auto")
 _ADAPTERS = ("--lora", "--lora-scaled", "--lora-init-without-apply")
 _FORMAT = "--reasoning-format"
+_CACHE_RAM = ("--cache-ram", "-cram")
+_CACHE_RAM_ENV = "LLAMA_ARG_CACHE_RAM"
 _GGUF = re.compile(r"\.gguf(?:[?#].*)?", re.IGNORECASE)
 
 
@@ -54,6 +56,20 @@ def name_adapters(loras: Sequence[Lora], args: Sequence[str], version: Version |
     return ("--lora-scaled", ",".join(f"{lora.source}:0" for lora in loras))
 
 
+def name_no_cache(launch: Launch) -> tuple[str, ...]:
+    """The flag that takes away the cache of whole prompts, where there are adapters.
+
+    That cache finds a prompt by its tokens alone, whichever adapter read them, and the answer would go on from the
+    state of another. What a slot keeps by itself is safe: it is cleared when the adapter is not that of its last
+    request. Releases without the flag, until the end of 2025, have no such cache.
+    """
+    if not launch.loras or is_given(launch.args, STYLE, *_CACHE_RAM):
+        return ()
+    version = launch.version
+    lacks = version is not None and version.flags and version.find("--cache-ram") is None
+    return () if lacks else ("--cache-ram", "0")
+
+
 def check(model: Model, profile: Profile) -> list[Problem]:
     """What of a task and its files does not go together, or is not what llama.cpp reads."""
     problems = [*_check_files(model), *_check_task(model, profile.args)]
@@ -61,6 +77,8 @@ def check(model: Model, profile: Profile) -> list[Problem]:
         problems.append(Problem(key="args", message="the model has an mmproj: take --mmproj and its like out of args"))
     if model.loras and is_given(profile.args, STYLE, *_ADAPTERS):
         problems.append(Problem(key="args", message="the model has loras: take --lora and its like out of args"))
+    if model.loras:
+        problems += _check_cache(profile)
     if profile.tp > 1 and value_of(profile.args, STYLE, *_SPLIT_MODE) == "none":
         text = f"--split-mode none uses one card, and tp is {profile.tp}: take one of the two out"
         problems.append(Problem(key="args", message=text))
@@ -90,6 +108,15 @@ def _check_task(model: Model, args: Sequence[str]) -> Iterator[Problem]:
         yield Problem(key="args", message=text)
     if model.task is Task.RERANK and pooling not in (None, "rank"):
         yield Problem(key="args", message=f"--pooling {pooling} can't rank: take it out, --reranking brings its own")
+
+
+def _check_cache(profile: Profile) -> Iterator[Problem]:
+    why = "its cache of prompts does not tell adapters apart, and an answer would be of another one: take it out"
+    given = value_of(profile.args, STYLE, *_CACHE_RAM)
+    if given is not None and given != "0":
+        yield Problem(key="args", message=f"--cache-ram {given} does not go with loras: {why}, or write 0")
+    if profile.env.get(_CACHE_RAM_ENV, "0") != "0":
+        yield Problem(key="env", message=f"{_CACHE_RAM_ENV} does not go with loras: {why}")
 
 
 def _check_reasoning(profile: Profile) -> Iterator[Problem]:

@@ -5,10 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from llmgw.engines import FlagStyle, Problem, find_less_context, find_owned, find_owned_env, is_given, value_of
+from llmgw.engines import (
+    FlagStyle,
+    Problem,
+    find_less_context,
+    find_owned,
+    find_owned_env,
+    find_stray,
+    is_given,
+    value_of,
+)
 
 # Tried with the parser of 0.5.23: --tp 2 is --tp-size 2; --tp_size and --model.path are refused.
-STYLE = FlagStyle(equals=True, underscores=False, abbreviations=True, dotted=False)
+# A longer flag begins with --log-level.
+STYLE = FlagStyle(equals=True, underscores=False, abbreviations=True, dotted=False, whole=frozenset({"--log-level"}))
 
 # Every spelling, by what llmgw sets in its place. The args come last and would win: the replica would be another model
 # than its name says, be healthy where nobody asks for it, or take cards that are another's.
@@ -39,6 +49,7 @@ _OWNED_ENV = {
         "SGLANG_DISTRIBUTED_INIT_METHOD_OVERRIDE",
     ),
     "the fabric's address": ("SGLANG_HOST_IP",),
+    "the ports that it picks on the node": ("SGLANG_PORT",),
     "nothing: the engine is asked over HTTP": ("SGLANG_GRPC_PORT",),
 }
 # SGL_X is another name of SGLANG_X.
@@ -49,8 +60,10 @@ OWNED_ENV = {
     for spelled in (name, re.sub(r"^SGLANG_", "SGL_", name))
 }
 
-# With what is short for it: no other flag begins so.
-_REPLICAS = ("--dp-size", "--data-parallel-size", "--dp", "--data-parallel")
+# The version is a question to `sglang`, and none to its server: the flag is a mistake there.
+ENDING = ("--help", "-h", "--version", "-v")
+
+_REPLICAS = ("--dp-size", "--data-parallel-size")
 _WITHIN_TP = ("--enable-dp-attention", "--attn-dp-size", "--attention-data-parallel-size")
 _CONTEXT = "--context-length"
 _DECIMAL = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -58,8 +71,8 @@ _FACTORS = _DECIMAL | {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 
 
 def check_args(args: Sequence[str]) -> list[Problem]:
-    """A problem for each flag that is llmgw's."""
-    return find_owned(args, OWNED, STYLE)
+    """A problem for each flag that is llmgw's, ends the engine, or is none."""
+    return [*find_owned(args, OWNED, STYLE, ending=ENDING), *find_stray(args, STYLE)]
 
 
 def check_env(env: Mapping[str, str]) -> list[Problem]:
@@ -70,7 +83,12 @@ def check_env(env: Mapping[str, str]) -> list[Problem]:
 def check_replicas(args: Sequence[str]) -> list[Problem]:
     """Data parallelism is replicas of its own, on cards that llmgw has not booked, unless only attention has it."""
     given = value_of(args, STYLE, *_REPLICAS)
-    if given in (None, "1") or is_given(args, STYLE, *_WITHIN_TP):
+    if given is None:
+        return []
+    if not (given.isascii() and given.isdigit()) or not given.strip("0"):
+        text = f"{_REPLICAS[0]} needs a whole number above 0, not {given!r}"
+        return [Problem(key="args", message=text)]
+    if given.lstrip("0") == "1" or is_given(args, STYLE, *_WITHIN_TP):
         return []
     text = f"{_REPLICAS[0]} {given} takes the cards of {given} replicas, and a replica has those of one: take it out"
     text += " and set scaling.min, or add --enable-dp-attention, which stays within tp"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from llmgw.engines import Launch, pin_cards, pin_fabric, place_caches, split_args, stay_offline
+from llmgw.engines import Launch, find_given, pin_cards, pin_fabric, place_caches, stay_offline
 from llmgw_vllm.flags import STYLE
 from llmgw_vllm.releases import is_for_cpu
 
@@ -55,8 +55,10 @@ def _threads(launch: Launch) -> dict[str, str]:
 def _sources(launch: Launch) -> Iterator[str]:
     yield launch.source
     yield from (lora.source for lora in launch.loras)
-    for given in split_args(launch.args, STYLE):
-        if given.name in _SOURCES or (given.name in _DRAFT and given.key == "model"):
+    for given in find_given(launch.args, STYLE, *_SOURCES):
+        yield from given.values[:1]
+    for given in find_given(launch.args, STYLE, *_DRAFT):
+        if given.key == "model":
             yield from given.values[:1]
-        elif given.name in _DRAFT and given.key is None:
+        elif given.key is None:
             yield from _MODEL.findall("".join(given.values[:1]))

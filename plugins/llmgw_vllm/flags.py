@@ -5,11 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from llmgw.engines import FlagStyle, Problem, find_less_context, find_owned, find_owned_env, value_of
+from llmgw.engines import FlagStyle, Problem, find_less_context, find_owned, find_owned_env, find_stray, value_of
 
 # All four were tried with 0.32: --tensor_parallel_size=2 and -t 2 are --tensor-parallel-size 2, and
 # --speculative-config.method or -cc.mode set one key of a JSON value.
-STYLE = FlagStyle(equals=True, underscores=True, abbreviations=True, dotted=True)
+STYLE = FlagStyle(
+    equals=True,
+    underscores=True,
+    abbreviations=True,
+    dotted=True,
+    # Flags that a longer one begins with.
+    whole=frozenset({"--device", "--reasoning-parser"}),
+)
 
 # Every spelling, by what llmgw sets in its place. The args come last and would win: the replica would be another model
 # than its name says, be healthy where nobody asks for it, or take cards that are another's.
@@ -52,8 +59,8 @@ _OWNED_ENV = {
 }
 OWNED_ENV = {name: instead for instead, names in _OWNED_ENV.items() for name in names}
 
-# Ones that another, longer one of llmgw's begins with.
-_KNOWN = ("--device",)
+# The version is a question to vLLM, and none to its server: the flag is a mistake there.
+ENDING = ("--help", "-h", "--version", "-v")
 
 _DISTRIBUTED = "--distributed-executor-backend"
 _CONTEXT = "--max-model-len"
@@ -61,8 +68,8 @@ _FACTORS = {"k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "K": 2**10, "M": 2*
 
 
 def check_args(args: Sequence[str]) -> list[Problem]:
-    """A problem for each flag that is llmgw's."""
-    return find_owned(args, OWNED, STYLE, known=_KNOWN)
+    """A problem for each flag that is llmgw's, ends the engine, or is none."""
+    return [*find_owned(args, OWNED, STYLE, ending=ENDING), *find_stray(args, STYLE)]
 
 
 def check_env(env: Mapping[str, str]) -> list[Problem]:

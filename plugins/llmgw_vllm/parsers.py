@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmgw.engines import Model, ParserFlag, Problem, Profile, Version, check_parsers, name_tool_parser
 from llmgw_vllm.flags import STYLE
 
@@ -52,7 +54,8 @@ FITTING: tuple[tuple[str, str | None], ...] = (
 
 def name(model: Model, profile: Profile) -> ParserFlag | None:
     """The flag for tool calls, what is given for it, and what fits by the model's source or name."""
-    return name_tool_parser(model, profile, STYLE, TOOL_FLAG, FITTING)
+    named = name_tool_parser(model, profile, STYLE, TOOL_FLAG, FITTING)
+    return replace(named, beside="--enable-auto-tool-choice") if named is not None else None
 
 
 def check(profile: Profile, version: Version | None) -> list[Problem]:

@@ -122,7 +122,18 @@ def test_a_page_instead_of_a_model(launch: Launch, tmp_path: Path) -> None:
     page.write_text("<html>Not found</html>" * 100)
     cause = end_of(replace(launch, source=str(page)))
     assert cause.kind is CauseKind.WEIGHTS_CORRUPT
-    assert cause.line.startswith("invalid magic characters: '<htm', expected 'GGUF'")
+    assert cause.line == f"the weights {page}: invalid magic characters: '<htm', expected 'GGUF'"
+
+
+def test_a_page_beside_a_good_model(launch: Launch, tmp_path: Path) -> None:
+    """An adapter or a projector that is none: it is named, and the weights are not blamed."""
+    page = tmp_path / "page.gguf"
+    page.write_text("<html>Not found</html>" * 100)
+    said = f"{page}: invalid magic characters: '<htm', expected 'GGUF'"
+    cause = end_of(replace(launch, loras=(Lora(name=ModelName("a"), source=str(page)),)))
+    assert (cause.kind, cause.line) == (CauseKind.WEIGHTS_CORRUPT, f"the adapter {said}")
+    cause = end_of(replace(launch, mmproj=str(page)))
+    assert (cause.kind, cause.line) == (CauseKind.WEIGHTS_CORRUPT, f"the mmproj {said}")
 
 
 def test_a_model_of_an_unknown_kind(launch: Launch, tmp_path: Path) -> None:
@@ -200,7 +211,11 @@ def test_a_repository_that_may_not_be_fetched(llama_server: Path) -> None:
 def test_an_adapter_of_another_model_and_one_that_is_missing(launch: Launch, tmp_path: Path) -> None:
     write_adapter(tmp_path / "other.gguf", architecture="qwen2", value=0.1)
     cause = end_of(replace(launch, loras=(Lora(name=ModelName("a"), source=str(tmp_path / "other.gguf")),)))
-    assert (cause.kind, cause.line) == (CauseKind.ARCHITECTURE, "model arch and LoRA arch mismatch")
+    said = f"the adapter {tmp_path / 'other.gguf'}: model arch and LoRA arch mismatch"
+    assert (cause.kind, cause.line) == (CauseKind.ARCHITECTURE, said)
+    cause = end_of(replace(launch, loras=(Lora(name=ModelName("a"), source=launch.source),)))
+    assert cause.kind is CauseKind.ARCHITECTURE
+    assert cause.line == f"the adapter {launch.source}: expect general.type to be 'adapter', but got: model"
     cause = end_of(replace(launch, loras=(Lora(name=ModelName("a"), source="/nowhere/a.gguf"),)))
     assert cause.kind is CauseKind.WEIGHTS_MISSING
     assert "/nowhere/a.gguf" in cause.line
@@ -374,6 +389,32 @@ def test_adapters_are_chosen_by_request_and_leave_nothing_behind(
     assert cached == [before == now for before, now in zip((None, *order), order, strict=False)]
     texts = dict(zip(order, (answer["choices"][0]["text"] for answer in said), strict=True))
     assert len(set(texts.values())) == 3
+
+
+def test_no_adapter_answers_from_what_another_read(
+    launch: Launch, serve: Callable[[Launch], Any], tmp_path: Path
+) -> None:
+    """Long prompts, which a llama-server would keep in RAM when another takes their slot, and find by tokens alone."""
+    write_adapter(tmp_path / "a.gguf", architecture="llama", value=0.3)
+    asked = replace(launch, loras=(Lora(name=ModelName("a"), source=str(tmp_path / "a.gguf")),))
+    rules = ENGINE.build_request(*definition_of(asked))
+    fields = {"base": rules.base, **rules.loras}
+    end = " Once upon a time there was a small boy who lived"
+    facts = {
+        what: " ".join(f"Fact {at} of the {what}: {at * 7 % 13}." for at in range(15)) + end for what in ("cat", "sea")
+    }
+    order = (("a", "cat"), ("base", "sea"), ("base", "cat"), ("a", "sea"), ("a", "cat"))
+    with serve(asked) as engine:
+
+        def ask(who: str, what: str, *, keep: bool) -> str:
+            body = {"prompt": facts[what], "max_tokens": 8, "temperature": 0, "cache_prompt": keep}
+            return str(engine.ask("/v1/completions", body | dict(fields[who]))["choices"][0]["text"])
+
+        # Of one's own state: read anew, and kept by the slot, which is not the same to the last bit.
+        own = {each: {ask(*each, keep=False), ask(*each, keep=True)} for each in sorted(set(order))}
+        said = [(each, ask(*each, keep=True)) for each in order]
+    assert not own["a", "cat"] & own["base", "cat"]
+    assert [(each, text) for each, text in said if text not in own[each]] == []
 
 
 # -- files that llama.cpp reads

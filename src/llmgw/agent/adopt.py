@@ -11,6 +11,7 @@ from pathlib import Path
 import trio
 
 from llmgw.agent.held import Adopted, Tools, endpoint_of, is_proven
+from llmgw.agent.masking import Mask
 from llmgw.agent.shards import CAUSE_LINES, SHOWN_LINES
 from llmgw.agent.telling import first_report
 from llmgw.core.replica import ShardReport, ShardSpec, ShardState
@@ -76,7 +77,8 @@ async def _is_ready(tools: Tools, record: ShardRecord) -> bool:
 
 
 async def _tell_end(tools: Tools, record: ShardRecord) -> ShardReport:
-    lines = await trio.to_thread.run_sync(LogFile(Path(record.log)).read_last, CAUSE_LINES)
+    ended = LogFile(Path(record.log), Mask(record.spec.profile.env).hide)
+    lines = await trio.to_thread.run_sync(ended.read_last, CAUSE_LINES)
     engine = tools.engines.get(record.spec.profile.engine)
     remedy = None
     if engine is None:

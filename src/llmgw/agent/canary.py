@@ -3,7 +3,7 @@ collective."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import trio
@@ -49,8 +49,9 @@ def build_asks(task: Task, served_name: str, api_paths: Collection[str]) -> tupl
     return tuple(Ask(path=ask.path, body=named | ask.body) for ask in _PROOFS[task] if ask.path in api_paths)
 
 
-async def fail_to_answer(port: int, asks: Iterable[Ask]) -> str | None:
-    """None once one of the asks is answered; else what came in its place, in a few words."""
+async def fail_to_answer(port: int, asks: Iterable[Ask], hide: Callable[[str], str] = str) -> str | None:
+    """None once one of the asks is answered; else what came in its place, in a few words, without what ``hide`` takes
+    out."""
     said = None
     for ask in asks:
         reply: Reply | None = None
@@ -62,7 +63,8 @@ async def fail_to_answer(port: int, asks: Iterable[Ask]) -> str | None:
             return said or f"{ask.path} did not answer within {TRY_SECONDS:g} s"
         if reply is None or reply.status is None:
             return said or f"{ask.path} did not answer"
-        said = said or f"{ask.path} answered {reply.status} {' '.join(reply.body.split())[:SHOWN_CHARS]}".rstrip()
+        answer = hide(" ".join(reply.body.split()))[:SHOWN_CHARS]
+        said = said or f"{ask.path} answered {reply.status} {answer}".rstrip()
         # Only a refusal of this kind of request is a reason to try the other kind.
         if not 400 <= reply.status < 500:
             break

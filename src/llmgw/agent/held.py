@@ -17,7 +17,7 @@ from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import Command, Launch
 from llmgw.errors import EngineFailed
-from llmgw.host.executable import explain_start
+from llmgw.host.executable import advise_write, explain_start
 from llmgw.host.logfile import LogFile, begin_log
 from llmgw.host.oom import count_oom_kills
 from llmgw.host.ports import HOST, Ports, is_foreign
@@ -95,7 +95,7 @@ class Held:
         self.oom_seen_at: float | None = None
         # said once, not at every poll
         self.log_troubled = False
-        self.log = LogFile(tools.state.log_path(spec.id))
+        self.log = LogFile(tools.state.log_path(spec.id), telling.hide)
 
     @property
     def pace(self) -> Pace:
@@ -118,7 +118,7 @@ class Held:
         self.process, self.port, self.record = adopted.process, adopted.record.port, adopted.record
         self.serves = adopted.record.serves
         self.ready = adopted.report.state is ShardState.READY
-        self.log = LogFile(Path(adopted.record.log))
+        self.log = LogFile(Path(adopted.record.log), self.telling.hide)
         self.oom_kills, self.oom_seen_at = self.tools.count_oom_kills(), None
 
     async def note_proven(self) -> None:
@@ -146,7 +146,7 @@ class Held:
         self.oom_kills, self.oom_seen_at = self.tools.count_oom_kills(), None
         try:
             begin_log(path)
-            self.log = LogFile(path)
+            self.log = LogFile(path, self.telling.hide)
             # Held before anything else can fail, so that it is stopped when its file can't be written.
             process = self.process = start_process(command, log=path, marker=marker)
         except OSError as error:
@@ -169,7 +169,8 @@ class Held:
             state.write(record)
         except OSError as error:
             # Without it the next agent would not know this engine for its own.
-            raise EngineFailed(f"state file {error.filename} can't be written: {error.strerror or error}") from error
+            text = f"state file {error.filename} can't be written: {error.strerror or error}"
+            raise EngineFailed(text, remedy=advise_write(error, error.filename)) from error
         return process.pid
 
     async def count_kills(self) -> None:

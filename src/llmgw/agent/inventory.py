@@ -8,6 +8,7 @@ from collections.abc import Callable
 import trio
 
 from llmgw.agent.held import Tools
+from llmgw.agent.masking import Mask
 from llmgw.agent.preflight import Preflight
 from llmgw.agent.programs import find_program
 from llmgw.agent.telling import WORDS_CHARS
@@ -46,12 +47,16 @@ def _look(tools: Tools) -> tuple[int, frozenset[str], Memory, tuple[Disk, ...]]:
 
 
 async def _find_engines(tools: Tools) -> tuple[EngineFound, ...]:
-    """The engines that there is a program for."""
+    """The engines that there is a program for, or that one is configured for."""
     found = []
     for name, engine in sorted(tools.engines.items()):
         try:
             program = await _find(tools, engine)
-            if program is not None:
+            if isinstance(program, EngineFailed):
+                configured = tools.settings.binaries.get(name)
+                if configured is not None:
+                    found.append(tell_unusable(name, configured, program))
+            else:
                 found.append(tell_engine(name, program, await tools.programs.find(engine, program)))
         except Exception:
             # The node has the others all the same; whoever tries the programs tells of this, once.
@@ -59,23 +64,35 @@ async def _find_engines(tools: Tools) -> tuple[EngineFound, ...]:
     return tuple(found)
 
 
-async def _find(tools: Tools, engine: Engine) -> tuple[str, ...] | None:
+async def _find(tools: Tools, engine: Engine) -> tuple[str, ...] | EngineFailed:
+    """What is run for the engine, or why there is nothing."""
     try:
         return await trio.to_thread.run_sync(find_program, engine, tools.settings.binaries)
     except EngineFailed as absent:
-        log.debug("engine %s: %s", engine.name, absent)
-        return None
+        return absent
+
+
+def tell_unusable(name: str, configured: str, why: EngineFailed) -> EngineFound:
+    """A configured binary that is no program: whoever set it expects it to run, so it does not just go missing."""
+    # Bytes that are no text can't be told to the server.
+    path = configured.encode("utf-8", "replace").decode()
+    return EngineFound(engine=name, program=(path,), checked=True, starts=False, broken=_cut(_words(why)))
+
+
+def _words(why: EngineFailed) -> str:
+    return f"{why.message}; {why.remedy}" if why.remedy is not None else why.message
 
 
 def tell_engine(name: str, program: tuple[str, ...], tried: Preflight | None) -> EngineFound:
     if tried is None:
         return EngineFound(engine=name, program=program)
     remedy = f"; {tried.remedy}" if tried.remedy is not None else ""
+    hide = Mask({}).hide
     wanting = sorted((each for each in tried.findings if each.state is not FlagState.OK), key=_weigh)
     return EngineFound(
         engine=name,
         program=program,
-        version=None if tried.version is None else _cut(tried.version.number),
+        version=None if tried.version is None else _cut(hide(tried.version.number)),
         checked=True,
         starts=tried.starts,
         broken=None if tried.broken is None else _cut(tried.broken + remedy),
@@ -107,8 +124,8 @@ def _cut(words: str, chars: int = WORDS_CHARS) -> str:
 
 async def serve_checks(tools: Tools) -> None:
     """Try the engines' programs for ever, one after the other: at the start, and whenever one may be another."""
-    # said once of each: this looks every few seconds
-    troubled: set[str] = set()
+    # said once of each, for this looks every few seconds: what is wrong with it, "" for a fault of ours
+    troubled: dict[str, str] = {}
     while True:
         try:
             for name, engine in sorted(tools.engines.items()):
@@ -118,18 +135,23 @@ async def serve_checks(tools: Tools) -> None:
         await trio.sleep(tools.settings.pace.inventory)
 
 
-async def _check(tools: Tools, name: str, engine: Engine, troubled: set[str]) -> None:
+async def _check(tools: Tools, name: str, engine: Engine, troubled: dict[str, str]) -> None:
     try:
         program = await _find(tools, engine)
-        if program is not None:
+        if not isinstance(program, EngineFailed):
             await tools.programs.check(engine, program, again=True)
     except Exception:
         # The others are tried all the same.
-        if name not in troubled:
+        if troubled.get(name) != "":
             log.exception("engine %s can't be tried, by a fault of its plugin or of llmgw; trying again", name)
-        troubled.add(name)
-    else:
-        troubled.discard(name)
+        troubled[name] = ""
+        return
+    trouble = _words(program) if isinstance(program, EngineFailed) and name in tools.settings.binaries else None
+    if trouble is None:
+        troubled.pop(name, None)
+    elif troubled.get(name) != trouble:
+        log.warning("engine %s can't be used: %s", name, trouble)
+        troubled[name] = trouble
 
 
 async def serve_inventory(tools: Tools, report: Callable[[Node], None]) -> None:

@@ -19,6 +19,7 @@ from llmgw.agent.preflight import Preflight, examine
 from llmgw.config.paths import is_text
 from llmgw.engines.registry import Engine
 from llmgw.errors import EngineFailed
+from llmgw.host.executable import Unstartable, find_unusable
 
 log = logging.getLogger(__name__)
 
@@ -37,10 +38,11 @@ def find_program(engine: Engine, binaries: Mapping[str, str]) -> tuple[str, ...]
     """
     configured = binaries.get(engine.name)
     if configured is not None:
-        found = shutil.which(os.path.expanduser(configured))
-        if found is None:
-            raise EngineFailed(f"engines.{engine.name}.bin: {configured} is not there, or is not a program")
-        return (_whole(found),)
+        path, unusable = find_given(configured)
+        if unusable is not None:
+            text = f"engines.{engine.name}.bin: {configured}: {unusable.reason}"
+            raise EngineFailed(text, remedy=unusable.remedy)
+        return (path,)
     found = shutil.which(engine.info.default_binary)
     if found is not None:
         return (_whole(found),)
@@ -52,6 +54,18 @@ def find_program(engine: Engine, binaries: Mapping[str, str]) -> tuple[str, ...]
         f"{engine.info.title} is not installed: there is no {engine.info.default_binary} on PATH; "
         f"put it there, set engines.{engine.name}.bin{install}"
     )
+
+
+def find_given(given: str) -> tuple[str, Unstartable | None]:
+    """The path that is meant by a path, or by a bare name that PATH finds, and why it can't be a program. Blocks."""
+    path = os.path.expanduser(given)
+    if os.sep not in path:
+        found = shutil.which(path)
+        if found is None:
+            return path, Unstartable(reason="there is no such program on PATH", remedy="give its whole path")
+        path = found
+    path = os.path.abspath(path)
+    return path, find_unusable(path)
 
 
 def _whole(found: str) -> str:

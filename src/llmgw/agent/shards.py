@@ -12,6 +12,7 @@ import trio
 
 from llmgw.agent.canary import build_asks, fail_to_answer, list_paths
 from llmgw.agent.held import Adopted, Held, Tools, is_proven
+from llmgw.agent.masking import Mask
 from llmgw.agent.programs import find_program
 from llmgw.agent.sources import check_sources
 from llmgw.agent.telling import Telling, first_report
@@ -21,9 +22,10 @@ from llmgw.engines.registry import Engine
 from llmgw.engines.types import Cause, CauseKind, Health, HealthState, Launch, Version
 from llmgw.errors import EngineFailed
 from llmgw.host.cpu import count_cores
+from llmgw.host.executable import advise_write
 from llmgw.host.http import REFUSED, Reply, get
 from llmgw.host.ports import HOST
-from llmgw.host.process import describe_exit, split_exit
+from llmgw.host.process import advise_exit, describe_exit, split_exit
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +40,8 @@ TOO_LATE = (
     "if its last lines show that it goes on, give the profile a longer startup_timeout; else look at what it waits for"
 )
 UNPROVEN = "its processes may not reach one another: look at its last lines, and at the network between its nodes"
+
+SILENT = "it printed nothing: run its program by hand on the node, and see what becomes of it"
 
 CAUSE_LINES = 400
 SHOWN_LINES = 50
@@ -69,7 +73,8 @@ async def run_shard(
     ``stop`` ends it: the desired set no longer has it. Being cancelled does not: the engine goes on and is adopted by
     the next agent, which is what a crash of this one amounts to.
     """
-    telling = Telling(first_report(spec) if adopted is None else adopted.report, report)
+    first = first_report(spec) if adopted is None else adopted.report
+    telling = Telling(first, report, Mask(spec.profile.env).hide)
     held = Held(spec, tools, telling)
     if adopted is not None:
         held.take(adopted)
@@ -85,8 +90,8 @@ async def run_shard(
             log.info("shard %s is stopped", spec.id)
             telling.state(ShardState.ENDED)
         else:
-            log.info("shard %s ended: %s", spec.id, end.cause)
             telling.state(ShardState.ENDED, cause=end.cause, kind=end.kind, remedy=end.remedy, lines=end.lines)
+            log.info("shard %s ended: %s", spec.id, telling.last.cause)
     finally:
         held.close()
 
@@ -126,8 +131,8 @@ async def _prepare(held: Held) -> Launch:
         held.telling.progress(f"{program[0]} is being checked")
     tried = await tools.programs.check(engine, program)
     held.telling.progress(None)
-    # The profile's own environment may be what it lacks: then it is tried, and its exit tells.
-    if tried.broken is not None and not spec.profile.env:
+    # The profile's own environment may say where the libraries are: then it is tried, and its exit tells.
+    if tried.broken is not None and not (spec.profile.env and tried.missing_libraries):
         raise EngineFailed(f"{program[0]} can't run {engine.info.title}: {tried.broken}", remedy=tried.remedy)
     _validate(spec, engine, tried.version)
     cores = await trio.to_thread.run_sync(count_cores)
@@ -146,7 +151,7 @@ async def _prepare(held: Held) -> Launch:
             # Not refused: an engine may take flags that its help does not list.
             detail = finding.detail or finding.state.replace("_", " ")
             giver = f"profile {spec.profile.name}" if finding.given_by == "profile" else finding.given_by
-            log.warning("shard %s: %s passes %s: %s", spec.id, giver, finding.flag, detail)
+            log.warning("shard %s: %s passes %s: %s", spec.id, giver, finding.flag, held.telling.hide(detail))
     return launch
 
 
@@ -164,7 +169,7 @@ def _make_cache(tools: Tools) -> str:
         return str(tools.state.make_cache())
     except OSError as error:
         text = f"the cache folder {tools.state.cache} can't be made: {error.strerror or error}"
-        raise EngineFailed(text) from error
+        raise EngineFailed(text, remedy=advise_write(error, str(tools.state.cache))) from error
 
 
 async def _launch(held: Held, launch: Launch) -> End:
@@ -257,7 +262,7 @@ async def _prove(held: Held, deadline: float) -> str | None:
     with trio.move_on_at(deadline):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_exit, held, nursery.cancel_scope)
-            said = await fail_to_answer(held.port or 0, asks)
+            said = await fail_to_answer(held.port or 0, asks, held.telling.hide)
             nursery.cancel_scope.cancel()
     if said is None:
         await held.note_proven()
@@ -326,7 +331,10 @@ async def _explain_exit(held: Held) -> End:
         vague = cause is None or cause.kind is CauseKind.OTHER or cause == await _read_exit(held, (), code, signum)
         if vague or signum == signal.SIGKILL:
             return _end(KILLED_FOR_MEMORY, lines)
-    return _end(cause, lines) if cause is not None else End(cause=describe_exit(number), lines=lines[-SHOWN_LINES:])
+    if cause is not None:
+        return _end(cause, lines)
+    remedy = advise_exit(number) if any(lines) else SILENT
+    return End(cause=describe_exit(number), remedy=remedy, lines=lines[-SHOWN_LINES:])
 
 
 async def _explain_broken(held: Held, reason: str) -> End:

@@ -15,18 +15,21 @@ def first_report(spec: ShardSpec) -> ShardReport:
     return ShardReport(shard=spec.id, replica=spec.replica, epoch=spec.epoch, state=ShardState.PLACED)
 
 
-def _cut(words: str | None) -> str | None:
+def _cut(words: str) -> str:
     """An engine's line may be as long as it likes; the server takes what can be read at a glance."""
-    return words if words is None or len(words) <= WORDS_CHARS else words[:WORDS_CHARS] + "…"
+    return words if len(words) <= WORDS_CHARS else words[:WORDS_CHARS] + "…"
 
 
 class Telling:
-    """What was last told of a shard; only what differs is told again."""
+    """What was last told of a shard; only what differs is told again, and none of it is what ``hide`` takes out."""
 
-    __slots__ = ("_report", "last")
+    __slots__ = ("_report", "hide", "last")
 
-    def __init__(self, first: ShardReport, report: Callable[[ShardReport], None]) -> None:
+    def __init__(
+        self, first: ShardReport, report: Callable[[ShardReport], None], hide: Callable[[str], str] = str
+    ) -> None:
         self.last = first
+        self.hide = hide
         self._report = report
 
     def state(
@@ -63,7 +66,16 @@ class Telling:
         self._tell(replace(self.last, load=load))
 
     def _tell(self, report: ShardReport) -> None:
-        report = replace(report, cause=_cut(report.cause), remedy=_cut(report.remedy), progress=_cut(report.progress))
+        report = replace(
+            report,
+            cause=self._shown(report.cause),
+            remedy=self._shown(report.remedy),
+            progress=self._shown(report.progress),
+            lines=tuple(map(self.hide, report.lines)),
+        )
         if report != self.last:
             self.last = report
             self._report(report)
+
+    def _shown(self, words: str | None) -> str | None:
+        return None if words is None else _cut(self.hide(words))

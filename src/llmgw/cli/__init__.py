@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import click
 
-from llmgw import __version__, errors
+from llmgw import __version__, errors, units
 from llmgw.cli.commands import CommandTable
 from llmgw.host.output import STDERR, give_up_stdout, open_standard, say
 
@@ -55,11 +55,11 @@ def _run(program: click.Command, args: Sequence[str] | None) -> int:
         say(shown.getvalue().rstrip("\n"))
         return error.exit_code
     except (errors.UsageError, errors.ConfigError) as error:
-        say(f"llmgw: {error.message}")
+        say(_shown(f"llmgw: {error.message}"))
         return WRONG
     except errors.LlmgwError as error:
         last_words = error.lines if isinstance(error, errors.EngineFailed) else ()
-        say("\n  ".join((f"llmgw: {error.message}", *last_words)))
+        say(_shown("\n  ".join((f"llmgw: {error.message}", *last_words))))
         return FAILED
     except (click.Abort, KeyboardInterrupt):
         return _end_interrupted()
@@ -78,6 +78,11 @@ def _run(program: click.Command, args: Sequence[str] | None) -> int:
         say(f"llmgw: {where}{error.strerror or error}")
         return FAILED
     return status if isinstance(status, int) else DONE
+
+
+def _shown(text: str) -> str:
+    """As a terminal may have it: what a message quotes may be anybody's."""
+    return "\n".join(map(units.printable, text.split("\n")))
 
 
 def _end_interrupted() -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from llmgw.config.document import Findings, Section, near, parse_document, read_document
+from llmgw.config.document import Findings, Section, near, parse_document, read_document, tidy
 from llmgw.config.paths import check_text, expand_home
 from llmgw.core.model import Lora, Model, ModelName, Profile, Scaling, Task
 from llmgw.errors import Problem
@@ -21,8 +21,14 @@ _PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # llmgw reads them, and the processes that it starts are found again by some of them.
 _OWN_VARIABLES = "LLMGW_"
-# What Linux lets one variable have, with its name.
-_MAX_VARIABLE_BYTES = 128 * 1024 - 1
+# What Linux lets one variable have, with its name, and one word of a command line.
+_MAX_WORD_BYTES = 128 * 1024 - 1
+# What it lets all of them have together is 2 MiB mostly: the rest is for what the engine inherits and llmgw passes.
+_MAX_WORDS_BYTES = 1536 * 1024
+# Its end, and the pointer to it.
+_EACH_WORD_BYTES = 9
+# Of a path, the longest that Linux takes.
+_MAX_SOURCE_BYTES = 4095
 _MAX_NAME = 200
 _MAX_TOKENS = 100_000_000
 
@@ -63,7 +69,9 @@ class Definition:
         candidates = (*(path for key in keys for path in (f"{prefix}.{key}", key)), prefix)
         path = next((path for path in candidates if path in self.places), "")
         key = f"{self.model.name}: {path or problem.key}"
-        return replace(problem, key=key, where=self.places.get(path, self.places[""]))
+        # A plugin's words may hold what is written there, as it is.
+        where, message = self.places.get(path, self.places[""]), tidy(problem.message)
+        return replace(problem, key=tidy(key), message=message, where=where)
 
 
 class Checker(Protocol):
@@ -202,6 +210,11 @@ def _source(section: Section, key: str, folder: Path | None) -> str:
     ``a/b`` without such a start is a repository's name, so it can't also mean a path.
     """
     source = section.required_text(key)
+    if source.startswith("-"):
+        section.wrong(key, f"{source!r} begins with -, so an engine would read it as a flag")
+    if len(source.encode()) > _MAX_SOURCE_BYTES:
+        section.wrong(key, f"is longer than any path: {_MAX_SOURCE_BYTES} bytes at most")
+        return ""
     if folder is None:
         if source.startswith(("./", "../", "~/")):
             section.wrong(key, f"{source!r} is a path on this machine; write the whole one that the nodes have")
@@ -262,6 +275,7 @@ def _profile(stanza: Section, engines: Collection[str], places: dict[str, str], 
         env=_environment(stanza, places, path),
         args=stanza.texts("args", numbers=True),
     )
+    _check_words(stanza, profile)
     if profile.name and not _PROFILE_NAME.fullmatch(profile.name):
         stanza.wrong("name", f"{profile.name!r} may hold letters, digits and . _ - only")
     if profile.engine and profile.engine not in engines:
@@ -272,6 +286,24 @@ def _profile(stanza: Section, engines: Collection[str], places: dict[str, str], 
         later.append("profiles.gpu_class")
     stanza.close()
     return profile
+
+
+def _check_words(stanza: Section, profile: Profile) -> None:
+    """What no program can be started with is no launch that fails again and again."""
+    for key, words in (
+        ("args", profile.args),
+        ("tool_parser", (profile.tool_parser or "",)),
+        ("reasoning_parser", (profile.reasoning_parser or "",)),
+    ):
+        for index, word in enumerate(words):
+            if len(word.encode()) > _MAX_WORD_BYTES:
+                which = f"its word {index + 1} " if key == "args" else ""
+                stanza.wrong(key, f"{which}is longer than 128 KiB, which no program can be started with")
+    variables = (f"{name}={value}" for name, value in profile.env.items())
+    total = sum(len(word.encode()) + _EACH_WORD_BYTES for word in (*profile.args, *variables))
+    if total > _MAX_WORDS_BYTES:
+        text = f"is longer than 1.5 MiB together with env ({total} bytes), which no program can be started with"
+        stanza.wrong("args", text)
 
 
 def _environment(profile: Section, places: dict[str, str], path: str) -> dict[str, str]:
@@ -285,7 +317,7 @@ def _environment(profile: Section, places: dict[str, str], path: str) -> dict[st
             stanza.wrong(name, why, shown=name.partition("=")[0])
             continue
         found[name] = stanza.as_written(name, "")
-        if len(f"{name}={found[name]}".encode()) > _MAX_VARIABLE_BYTES:
+        if len(f"{name}={found[name]}".encode()) > _MAX_WORD_BYTES:
             stanza.wrong(name, "is longer than 128 KiB, which no program can be started with")
         places[f"{path}.env.{name}"] = stanza.where(name)
     return found

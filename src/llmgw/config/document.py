@@ -17,7 +17,7 @@ import yaml
 from llmgw.config.ordinary import read_ordinary
 from llmgw.config.paths import is_text
 from llmgw.errors import ConfigError, Problem
-from llmgw.units import parse_duration, parse_size
+from llmgw.units import parse_duration, parse_size, printable
 
 MAX_FILE_BYTES = 1024 * 1024
 # A few lines of anchors can stand for billions of values; no honest file comes near this.
@@ -25,6 +25,10 @@ MAX_VALUES = 100_000
 # A text counts for as many values as it has of this: a long one can be repeated by anchors as well.
 VALUE_CHARS = 100
 MAX_SECONDS = 30 * 86_400
+
+# A message may hold a value, and its end says what to do: so a long word is cut before the whole is.
+_LONG_WORD = re.compile(r"(\S{200})\S{20,}")
+MESSAGE_CHARS = 2000
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -40,10 +44,10 @@ class Findings:
         self._found: list[tuple[int, int, Problem]] = []
 
     def where(self, mark: yaml.Mark) -> str:
-        return f"{self.file}:{mark.line + 1}:{mark.column + 1}"
+        return f"{printable(self.file)}:{mark.line + 1}:{mark.column + 1}"
 
     def add(self, mark: yaml.Mark, key: str, message: str) -> None:
-        problem = Problem(key=key, message=message, where=self.where(mark))
+        problem = Problem(key=tidy(key), message=tidy(message), where=self.where(mark))
         self._found.append((mark.line, mark.column, problem))
 
     def problems(self) -> list[Problem]:
@@ -297,6 +301,12 @@ def check_characters(text: str) -> str:
     return text
 
 
+def tidy(text: str) -> str:
+    """What is told of a document, in one line of a length that can be read, whatever was written there."""
+    short = _LONG_WORD.sub(lambda found: f"{found[1]}…", printable(text))
+    return short if len(short) <= MESSAGE_CHARS else f"{short[:MESSAGE_CHARS]}…"
+
+
 def near(word: str, known: Collection[str]) -> str:
     """`` (other?)`` when one of the known words is close enough to be what was meant, else nothing."""
     close = difflib.get_close_matches(word, sorted(known), n=1)
@@ -325,9 +335,10 @@ def _compose(text: str, file: str) -> yaml.Node | None:
         return yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
-        place = f"{file}:{mark.line + 1}:{mark.column + 1}" if mark else file
+        name = printable(file)
+        place = f"{name}:{mark.line + 1}:{mark.column + 1}" if mark else name
         told = ", ".join(part for part in (error.context, error.problem) if part)
-        raise ConfigError([Problem(key="", message=f"is not YAML: {told}", where=place)]) from None
+        raise ConfigError([Problem(key="", message=tidy(f"is not YAML: {told}"), where=place)]) from None
     except yaml.YAMLError as error:
         raise _refused(file, f"is not YAML: {str(error).splitlines()[0]}") from None
     except RecursionError:
@@ -377,7 +388,7 @@ def _children(node: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def _refused(file: str, message: str) -> ConfigError:
-    return ConfigError([Problem(key="", message=message, where=file)])
+    return ConfigError([Problem(key="", message=tidy(message), where=printable(file))])
 
 
 def _quantity(node: yaml.ScalarNode) -> str:

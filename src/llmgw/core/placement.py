@@ -113,8 +113,8 @@ def _lacks_engine(profile: Profile, node: Node) -> tuple[Reason, str] | None:
         return Reason.NO_ENGINE, (
             f"no binary of the engine {name!r} was found: install it where PATH finds it, or set engines.{name}.bin"
         )
-    # A profile's own environment may be what the binary lacks.
-    if found.broken is not None and not profile.env:
+    # A profile's own environment may say where the libraries are.
+    if found.broken is not None and not (profile.env and found.missing_libraries):
         return Reason.ENGINE_BROKEN, f"{found.program[0]} can't run {name}: {found.broken}"
     return None
 

@@ -67,7 +67,8 @@ class Verdict(StrEnum):
 
 
 class ParserFlag(Protocol):
-    """What makes an engine parse tool calls: its flag, the value that it has, and the one that may fit."""
+    """What makes an engine parse tool calls: its flag, the value that it has, the one that may fit, and a switch that
+    has to stand beside it."""
 
     @property
     def flag(self) -> str: ...
@@ -75,6 +76,8 @@ class ParserFlag(Protocol):
     def given(self) -> str | None: ...
     @property
     def suggested(self) -> str | None: ...
+    @property
+    def beside(self) -> str | None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +114,12 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
-    """What was asked and what came; the counts of prompt tokens are None where no reply told them."""
+    """What was asked and what came; the counts of prompt tokens are None where no reply told them. ``lost``: the first
+    that ended without an answer, for the engine or the connection failed."""
 
     exchanges: tuple[Exchange, ...]
     calls: Mapping[str, Said]
+    lost: Exchange | None = None
     tokens_without: int | None = None
     tokens_with: int | None = None
 
@@ -135,6 +140,7 @@ def ask_about_tools(model: str) -> Generator[Request, Reply, Findings]:
     """Ask ``model``, as the endpoint names it: yields each request, is sent its reply, and returns what was found."""
     spared: dict[str, object] = {"max_tokens": MAX_TOKENS, "temperature": 0}
     exchanges: list[Exchange] = []
+    lost: list[Exchange] = []
     counts: list[int | None] = [None, None]
     fields: dict[str, object] = {}
     for at, name in enumerate(("without tools", "with tools")):
@@ -142,6 +148,7 @@ def ask_about_tools(model: str) -> Generator[Request, Reply, Findings]:
         reply = yield from _ask(Request(name=name, body=_body(model, tiny, fields)), model, fields, spared, tiny)
         counts[at] = read_prompt_tokens(reply)
         exchanges.append(_tell_count(name, reply, counts[at]))
+        lost += exchanges[-1:] if _is_lost(reply) else ()
         if not at and exchanges[0].outcome is not Outcome.ANSWERED:
             # What it does not do without tools either is not the tools' fault.
             return Findings(exchanges=tuple(exchanges), calls={})
@@ -159,7 +166,14 @@ def ask_about_tools(model: str) -> Generator[Request, Reply, Findings]:
             said = _refused(reply) or read(reply, TOOL, forced=words == "forced")
             calls[name] = said
             exchanges.append(Exchange(request=name, outcome=said.outcome, answer=said.words))
-    return Findings(exchanges=tuple(exchanges), calls=calls, tokens_without=counts[0], tokens_with=counts[1])
+            lost += exchanges[-1:] if _is_lost(reply) or said.broken_off else ()
+    return Findings(
+        exchanges=tuple(exchanges),
+        calls=calls,
+        lost=next(iter(lost), None),
+        tokens_without=counts[0],
+        tokens_with=counts[1],
+    )
 
 
 def advance(steps: Generator[Request, Reply, Findings], reply: Reply | None) -> Request | Findings:
@@ -214,6 +228,11 @@ def _tell_count(name: str, reply: Reply, count: int | None) -> Exchange:
     return Exchange(request=name, outcome=Outcome.ANSWERED, answer=words)
 
 
+def _is_lost(reply: Reply) -> bool:
+    """Whether it is no answer at all: nothing came, or not to an end, or only the word that it can't be had now."""
+    return reply.problem is not None or reply.status in _NOT_NOW
+
+
 def _refused(reply: Reply) -> Said | None:
     """What an answer that is no success says."""
     if reply.problem is not None or reply.status == 200:
@@ -251,6 +270,9 @@ def _decide(found: Findings) -> Verdict:
     outcomes = {said.outcome for said in found.calls.values()}
     if outcomes == {Outcome.CALLED}:
         return Verdict.WORKS
+    if found.lost is not None:
+        # What the others say was said by an engine that was about to end, or by another one.
+        return Verdict.UNASKED
     auto = {said.outcome for name, said in found.calls.items() if name.startswith("auto")}
     # A forced call may come of what the engine lets a model say at all: by itself the model calls only under auto.
     if Outcome.CALLED not in auto and Outcome.FLAWED not in auto:
@@ -331,7 +353,7 @@ def _untold(found: Findings, parsers: Parsers) -> Words:
 
 
 def _unasked(found: Findings, parsers: Parsers) -> Words:
-    failed = next(each for each in found.exchanges if each.outcome in {Outcome.FAILED, Outcome.REFUSED})
+    failed = found.lost or next(each for each in found.exchanges if each.outcome in {Outcome.FAILED, Outcome.REFUSED})
     return f"it could not be asked ({failed.request}): {failed.answer}", None
 
 
@@ -372,4 +394,5 @@ def _name_parser(title: str, flag: ParserFlag | None, parsers: Parsers) -> str:
         return f"set tool_parser: {value} in profile {parsers.profile} ({flag.flag} of {title})"
     if parsers.profile is not None:
         return f"put {flag.flag} {value} into args of profile {parsers.profile} ({title})"
-    return f"start {title} with {flag.flag} {value}"
+    beside = f"{flag.beside} " if flag.beside is not None else ""
+    return f"start {title} with {beside}{flag.flag} {value}"

@@ -44,12 +44,14 @@ class Reply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Said:
-    """The outcome in one word and in several; ``text``: what the refusal says; ``notation``: that of a call as text."""
+    """The outcome in one word and in several; ``text``: what the refusal says; ``notation``: that of a call as text;
+    ``broken_off``: there was no end to it."""
 
     outcome: Outcome
     words: str
     text: str = ""
     notation: str | None = None
+    broken_off: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -124,7 +126,7 @@ def read_streamed(reply: Reply, tool: str, *, forced: bool) -> Said:
     if not counted:
         return Said(outcome=Outcome.FAILED, words="200 with something that is no stream of a chat completion")
     if heard.finish is None and not done:
-        return Said(outcome=Outcome.FAILED, words="the stream broke off before its end")
+        return Said(outcome=Outcome.FAILED, words="the stream broke off before its end", broken_off=True)
     return _judge(heard, tool, forced=forced)
 
 

@@ -32,9 +32,11 @@ from llmgw.engines.causes import Rule, diagnose, rule
 from llmgw.engines.environment import pin_cards, pin_fabric, place_caches, stay_offline
 from llmgw.engines.flags import (
     Given,
+    find_given,
     find_less_context,
     find_owned,
     find_owned_env,
+    find_stray,
     is_given,
     read_argparse_help,
     split_args,
@@ -103,9 +105,11 @@ __all__ = [
     "Version",
     "check_parsers",
     "diagnose",
+    "find_given",
     "find_less_context",
     "find_owned",
     "find_owned_env",
+    "find_stray",
     "hookimpl",
     "is_given",
     "knows",

@@ -116,7 +116,8 @@ _SIGNALS = {
     7: (CauseKind.HOST_MEMORY, "killed by SIGBUS: a mapped file or /dev/shm had no room",
         "give /dev/shm more room, and look whether the file of the weights is whole"),
     9: (CauseKind.HOST_MEMORY, "killed by SIGKILL and nothing in its log: most likely the kernel was out of memory",
-        "look for 'Out of memory' in the kernel's log; give it less context, or a node with more memory"),
+        "look for 'Out of memory' in the kernel's log: if it is there give it less context, or a node with more "
+        "memory; if not, somebody or another program killed it"),
 }  # fmt: skip
 
 _CODES = {

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from enum import StrEnum
 
 from llmgw.core.model import Model, ModelName, Profile, Task
-from llmgw.engines.flags import Given, split_args
+from llmgw.engines.flags import Given, find_meant, keep_whole, split_args
 from llmgw.engines.registry import Engine
 from llmgw.engines.releases import order_release
-from llmgw.engines.types import EngineInfo, Flag, FlagChange, Launch, SourceKind, Takes, Version
+from llmgw.engines.types import EngineInfo, Flag, FlagChange, FlagStyle, Launch, SourceKind, Takes, Version
 
 __all__ = ["FlagFinding", "FlagState", "check_launch", "launch_of", "sample_model"]
 
 SHOWN_CHOICES = 12
+
+# Whoever reads numbers as C does takes the beginning of "8k" and "1.5" for one.
+_NUMBER = re.compile(r"\s*[+-]?\.?[0-9]")
 
 
 class FlagState(StrEnum):
@@ -94,19 +98,24 @@ def launch_of(
 def check_launch(engine: Engine, launch: Launch) -> tuple[FlagFinding, ...]:
     """Each flag of the command that this launch makes, once, those of llmgw first. EngineFailed when there is none."""
     words = _words(engine, launch)
-    given = split_args(words, engine.info.flag_style)
+    style = engine.info.flag_style
     # What keys of the profile ask for is the profile's as much as its args are.
     plain = replace(launch, tool_parser=None, reasoning_parser=None, args=())
-    ours = {each.name for each in split_args(_words(engine, plain), engine.info.flag_style)}
-    # A profile's args come last and untouched.
+    ours = {each.name for each in split_args(_words(engine, plain), style)}
+    # A profile's args come last and untouched: what they begin with is no value of the flag before them.
     own = len(words) - len(launch.args)
-    at = len(words) - sum(len(each.words) for each in given)
+    before, behind = split_args(words[:own], style), split_args(words[own:], style)
+    given = (*before, *behind)
     findings = []
-    for each in given:
-        at += len(each.words)
+    for at, each in enumerate(given):
         state, detail = _judge(each, given, engine.info, launch.version)
-        given_by = "profile" if at > own or each.name not in ours else "llmgw"
+        given_by = "profile" if at >= len(before) or each.name not in ours else "llmgw"
         findings.append(FlagFinding(flag=each.name, given_by=given_by, state=state, detail=detail))
+    unread = launch.version is None or not launch.version.flags
+    state = FlagState.UNCHECKED if unread else FlagState.UNKNOWN
+    detail = None if unread else "it is no flag, and the value of none"
+    for word in words[own : len(words) - sum(len(each.words) for each in behind)]:
+        findings.append(FlagFinding(flag=word, given_by="profile", state=state, detail=detail))
     return tuple(dict.fromkeys(findings))
 
 
@@ -131,7 +140,7 @@ def _judge(
         _find_joined(given, beside, info, version)
         or _find_renamed(given.name, info, version)
         or _find_gone(given.name, info, version)
-        or _find_abbreviated(given.name, info, version)
+        or _find_abbreviated(given, beside, info, version)
         or (FlagState.UNKNOWN, _suggest(given.name, version))
     )
 
@@ -149,7 +158,7 @@ def _judge_known(
 ) -> tuple[FlagState, str | None]:
     if known.removed is not None:
         return _find_renamed(given.name, info, version) or (FlagState.REMOVED, known.removed)
-    wrong = _find_wrong_value(given, beside, known)
+    wrong = _find_wrong_value(given, beside, known, keep_whole(info.flag_style, version))
     if wrong is not None:
         return FlagState.WRONG_VALUE, wrong
     if known.deprecated is not None:
@@ -164,7 +173,7 @@ def _find(name: str, info: EngineInfo, version: Version) -> Flag | None:
     return next((flag for flag in version.flags for each in flag.names if each.replace("_", "-") == name), None)
 
 
-def _find_wrong_value(given: Given, beside: Sequence[Given], known: Flag) -> str | None:
+def _find_wrong_value(given: Given, beside: Sequence[Given], known: Flag, style: FlagStyle) -> str | None:
     values = given.values
     if given.key is not None:
         return None if known.takes is not Takes.NONE else f"it takes no value, so {given.name}.{given.key} can't be set"
@@ -175,8 +184,11 @@ def _find_wrong_value(given: Given, beside: Sequence[Given], known: Flag) -> str
         return f"it needs a value{f': {choices}' if choices else ''}"
     if known.takes in (Takes.ONE, Takes.MAYBE) and len(values) > 1:
         return f"it takes one value, and {values[1]!r} is given besides"
-    if known.widened_by is not None and any(each.name == known.widened_by for each in beside):
+    wider = (known.widened_by,) if known.widened_by is not None else ()
+    if any(find_meant(each.name, style, wider) is not None for each in beside):
         return None
+    if known.number and values and not _NUMBER.match(values[0]):
+        return f"it needs a number, and {values[0]!r} is none"
     wrong = next((value for value in values if known.choices and value not in known.choices), None)
     if wrong is None:
         return None
@@ -230,11 +242,17 @@ def _takes_up(other: str, info: EngineInfo, version: Version) -> Flag | None:
     return found if found is not None and found.removed is None else None
 
 
-def _find_abbreviated(name: str, info: EngineInfo, version: Version) -> tuple[FlagState, str | None] | None:
-    if not info.flag_style.abbreviations or not name.startswith("--"):
+def _find_abbreviated(
+    given: Given, beside: Sequence[Given], info: EngineInfo, version: Version
+) -> tuple[FlagState, str | None] | None:
+    if not info.flag_style.abbreviations:
         return None
-    fits = sorted({each for flag in version.flags for each in flag.names if each.startswith(name)})
-    if len(fits) == 1:
+    fits = sorted({each for flag in version.flags for each in flag.names if each.startswith(given.name)})
+    known = version.find(fits[0]) if len(fits) == 1 else None
+    if known is not None:
+        state, detail = _judge_known(replace(given, name=fits[0]), beside, known, info, version)
+        if state in BREAKING:
+            return state, f"short for {fits[0]}: {detail}"
         return FlagState.DEPRECATED, f"short for {fits[0]}, which another release may not take for it: write the whole"
     return (FlagState.UNKNOWN, f"could be any of {', '.join(fits[:SHOWN_CHOICES])}") if fits else None
 

@@ -6,19 +6,24 @@ check of what a binary knows.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from llmgw.engines.types import Flag, FlagStyle, Takes
+from llmgw.engines.types import Flag, FlagStyle, Takes, Version
 from llmgw.errors import Problem
 
 __all__ = [
     "Given",
+    "find_given",
     "find_less_context",
+    "find_meant",
     "find_owned",
     "find_owned_env",
+    "find_stray",
     "is_given",
+    "keep_whole",
     "read_argparse_help",
     "spell",
     "split_args",
@@ -27,7 +32,6 @@ __all__ = [
 
 _FLAG = re.compile(r"--?[A-Za-z]\S*")
 _ONE_ITEM = re.compile(r"--?[A-Za-z][\w-]*\s+\S")
-_JOINED = re.compile(r"(-[A-Za-z])\d")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,29 +78,65 @@ def split_args(args: Sequence[str], style: FlagStyle) -> tuple[Given, ...]:
     return tuple(found)
 
 
+def find_meant(name: str, style: FlagStyle, names: Collection[str]) -> str | None:
+    """Which of ``names`` an engine may take this flag for: the same, a longer one that it begins, or a letter's flag
+    with its value joined to it (``-n2``). None for another flag.
+
+    Where the beginning fits more than one flag the engine refuses it, so it does no harm that one of them is found.
+    """
+    if name in names:
+        return name
+    if not style.abbreviations or name in style.whole:
+        return None
+    if not name.startswith("--") and name[:2] in names:
+        return name[:2]
+    return min((flag for flag in names if flag.startswith(name)), default=None)
+
+
+def keep_whole(style: FlagStyle, version: Version | None) -> FlagStyle:
+    """The style where the flags of a binary are known: none of them is short for another."""
+    names = frozenset(name for flag in version.flags for name in flag.names) if version is not None else frozenset()
+    return replace(style, whole=style.whole | names) if names else style
+
+
+def find_given(args: Sequence[str], style: FlagStyle, *names: str) -> tuple[Given, ...]:
+    """The flags among the args that the engine takes for one of ``names``, each under that name."""
+    found = []
+    for each in split_args(args, style):
+        meant = find_meant(each.name, style, names)
+        if meant is None:
+            continue
+        if meant.startswith(each.name):
+            found.append(replace(each, name=meant))
+        else:
+            joined = each.words[0].removeprefix(meant)
+            found.append(replace(each, name=meant, key=None, values=(joined, *each.words[1:])))
+    return tuple(found)
+
+
 def value_of(args: Sequence[str], style: FlagStyle, *names: str) -> str | None:
-    """The value of the last of these flags: "" when nothing follows it, None when none is given.
+    """The value of the last of these flags, shortened or not: "" when nothing follows it, None when none is given.
 
     A dotted flag sets a part of a value and is none.
     """
-    given = [each for each in split_args(args, style) if each.name in names and each.key is None]
+    given = [each for each in find_given(args, style, *names) if each.key is None]
     if not given:
         return None
     return given[-1].values[0] if given[-1].values else ""
 
 
 def is_given(args: Sequence[str], style: FlagStyle, *names: str) -> bool:
-    """Whether one of the flags is among the args, or a part of its value as a dotted one; not where it is shortened."""
-    return any(each.name in names for each in split_args(args, style))
+    """Whether one of the flags is among the args, shortened or not, or a part of its value as a dotted one."""
+    return bool(find_given(args, style, *names))
 
 
 def find_owned(
-    args: Sequence[str], owned: Mapping[str, str], style: FlagStyle, *, known: Collection[str] = ()
+    args: Sequence[str], owned: Mapping[str, str], style: FlagStyle, *, ending: Collection[str] = ()
 ) -> list[Problem]:
-    """A problem for each of ``args`` that is a flag of llmgw's, or is no flag as it is written.
+    """A problem for each of ``args`` that is a flag of llmgw's, ends the engine, or is no flag as it is written.
 
     ``owned`` is what llmgw sets each flag from, by every spelling that the engine takes: "the model's source".
-    ``known`` are flags that are short for no other, whatever longer one begins with them.
+    ``ending`` are those with which the engine prints something and ends (``--help``).
     """
     problems = []
     for word in args:
@@ -106,11 +146,23 @@ def find_owned(
                 problems.append(f"{word!r} is one item: write the flag and its value as two")
             continue
         name = flag[0]
-        meant = name if name in owned or name in known else _find_meant(name, owned, style)
-        if meant is not None and meant in owned:
-            short = f"{name} (short for {meant})" if meant != name else name
-            problems.append(f"{short} is not for args: llmgw sets it from {owned[meant]}")
+        meant = find_meant(name, style, (*owned, *ending))
+        if meant is None:
+            continue
+        short = f"{name} (short for {meant})" if meant != name else name
+        why = f"llmgw sets it from {owned[meant]}" if meant in owned else "with it the engine prints something and ends"
+        problems.append(f"{short} is not for args: {why}")
     return [Problem(key="args", message=message) for message in problems]
+
+
+def find_stray(args: Sequence[str], style: FlagStyle) -> list[Problem]:
+    """A problem for each word before the first flag, of an engine that is given nothing but flags."""
+    stray = itertools.takewhile(lambda word: spell(word, style) is None, args)
+    return [
+        Problem(key="args", message=f"{word!r} is no flag, and the value of none: take it out")
+        for word in stray
+        if not _ONE_ITEM.match(word)
+    ]
 
 
 def find_owned_env(env: Mapping[str, str], owned: Mapping[str, str]) -> list[Problem]:
@@ -129,16 +181,6 @@ def find_less_context(given: str, tokens: int, context_length: int | None) -> li
     text = f"{given} is {tokens} tokens, and the model promises context_length {context_length}: "
     text += f"take it out of args, or set context_length to {tokens}"
     return [Problem(key="args", message=text)]
-
-
-def _find_meant(name: str, owned: Mapping[str, str], style: FlagStyle) -> str | None:
-    """The flag of ``owned`` that an engine may take this one for."""
-    if not style.abbreviations:
-        return None
-    joined = _JOINED.match(name)
-    if joined is not None:
-        return joined[1]
-    return min((flag for flag in owned if flag.startswith(name)), default=None)
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")

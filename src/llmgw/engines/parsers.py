@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 
 from llmgw.core.model import Model, Profile, Task
-from llmgw.engines.flags import is_given, value_of
+from llmgw.engines.flags import is_given, keep_whole, value_of
 from llmgw.engines.types import FlagStyle, ParserFlag, Version
 from llmgw.errors import Problem
 
@@ -24,6 +24,7 @@ def check_parsers(
     ``flags`` are the engine's, by the profile's keys (``tool_parser``, ``reasoning_parser``).
     """
     problems = []
+    style = keep_whole(style, version)
     for key, flag in flags.items():
         given: str | None = getattr(profile, key)
         if given is not None and is_given(profile.args, style, flag):

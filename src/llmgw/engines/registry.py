@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import pluggy
 
-from llmgw.core.model import Model, Profile
+from llmgw.core.model import Model, Profile, Task
 from llmgw.core.replica import Load
 from llmgw.engines import hookspecs
 from llmgw.engines.causes import diagnose
@@ -65,7 +65,13 @@ class Engine:
         self._hooks = hooks
         self._folder = folder
         self._reported: set[str] = set()
+        self._faults: dict[str, str] = {}
         self.embedded = self._ask("engine_embedded", Embedded)
+
+    def find_fault(self, hook: str) -> str | None:
+        """What was wrong with this hook of the plugin when it was last asked, in words; None when it answered."""
+        fault = self._faults.get(hook)
+        return None if fault is None else f"{hook} of its plugin is at fault: {fault}"
 
     def validate(self, model: Model, profile: Profile, version: Version | None = None) -> list[Problem]:
         """What is wrong with the profile; the keys are relative to the profile (``args``) or the model (``source``).
@@ -74,14 +80,17 @@ class Engine:
         """
         found = self._ask("engine_validate", list, model=model, profile=profile, version=version) or []
         problems = [problem for problem in found if isinstance(problem, Problem)]
+        rubbish = next((each for each in found if not isinstance(each, Problem)), None)
+        if len(problems) < len(found):
+            self._report("engine_validate", f"it returned a list with {type(rubbish).__name__} in it, not Problem")
         return [*find_unable(self.info, model, profile), *problems]
 
     def build_command(self, launch: Launch) -> Command:
         """The command that starts one shard, the profile's own environment in it. EngineFailed when there is none."""
         command = self._ask("engine_build_command", Command, launch=launch)
         if command is None:
-            text = f"the plugin of engine {self.name} built no command for {launch.served_name}: the log says why"
-            raise EngineFailed(text)
+            fault = self.find_fault("engine_build_command") or "engine_build_command of its plugin returned None"
+            raise EngineFailed(f"engine {self.name} built no command for {launch.served_name}: {fault}")
         return self._reachable(replace(command, env={**command.env, **launch.env}))
 
     def build_probe(self, program: tuple[str, ...]) -> tuple[Command, ...]:
@@ -156,9 +165,10 @@ class Engine:
         try:
             answer = getattr(self._hooks, hook)(**facts)
         # SystemExit too: whoever reads flags with an ArgumentParser raises it.
-        except (Exception, SystemExit):
-            self._report(hook, "it raised", exc_info=True)
+        except (Exception, SystemExit) as failed:
+            self._report(hook, f"it raised {_one_line(failed)}", exc_info=True)
             return None
+        self._faults.pop(hook, None)
         return None if answer is None else self._check(hook, answer, kind)
 
     def _check(self, hook: str, answer: object, kind: type[T] | UnionType) -> T | None:
@@ -169,10 +179,11 @@ class Engine:
                 return answer
         else:
             fault = f"{type(answer).__name__}, not {getattr(kind, '__name__', str(kind))}"
-        self._report(hook, f"it returned {fault}", exc_info=False)
+        self._report(hook, f"it returned {fault}")
         return None
 
-    def _report(self, hook: str, fault: str, *, exc_info: bool) -> None:
+    def _report(self, hook: str, fault: str, *, exc_info: bool = False) -> None:
+        self._faults[hook] = fault
         # Once for each hook: a reader that fails on one line fails on a million, and the log is for the operator.
         if hook not in self._reported:
             self._reported.add(hook)
@@ -262,6 +273,7 @@ def hooks_of(name: str, plugin: object, origin: str) -> pluggy.HookRelay:
 def find_unable(info: EngineInfo, model: Model, profile: Profile) -> list[Problem]:
     """What the definition asks for and this engine can't do at all, so that nothing of it is passed over in silence."""
     title = info.title
+    chats, out = model.task is Task.CHAT, "take it out"
     asked = (
         ("task", model.task not in info.tasks, f"{title} has no task {model.task}: it can {_listed(info.tasks)}"),
         ("mmproj", model.mmproj is not None and not info.projector, f"{title} takes no mmproj: take it out"),
@@ -277,6 +289,13 @@ def find_unable(info: EngineInfo, model: Model, profile: Profile) -> list[Proble
             "reasoning_parser",
             profile.reasoning_parser is not None and not info.reasoning_parser,
             f"{title} has no choice of reasoning parsers: take reasoning_parser out",
+        ),
+        *(
+            (key, not chats and can and parser is not None, f"{key} is for chats, and the task is {model.task}: {out}")
+            for key, can, parser in (
+                ("tool_parser", info.tool_parser, profile.tool_parser),
+                ("reasoning_parser", info.reasoning_parser, profile.reasoning_parser),
+            )
         ),
     )
     return [Problem(key=key, message=message) for key, unable, message in asked if unable]

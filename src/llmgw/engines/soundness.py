@@ -123,6 +123,6 @@ _PARTS: Mapping[type, tuple[_Part, ...]] = {
     Health: (("state", _is(HealthState), "a HealthState"), _text_or_none("reason")),
     LogFact: (_text("progress"),),
     Cause: (("kind", _is(CauseKind), "a CauseKind"), _text("line"), _text_or_none("remedy")),
-    ParserFlag: (_text("flag"), _text_or_none("given"), _text_or_none("suggested")),
+    ParserFlag: (_text("flag"), _text_or_none("given"), _text_or_none("suggested"), _text_or_none("beside")),
     RequestRules: (("loras", _is(Mapping), "a mapping"), ("base", _is(Mapping), "a mapping")),
 }

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import combinations, pairwise
 from typing import Any, ClassVar
 
 import pluggy
@@ -70,6 +70,19 @@ _ODD = ("", "\x00", "\n", "{", "[]", "null", "{}", "9" * 5000, "-1", "1e999", "\
 _FLAG = re.compile(r"-{1,2}[A-Za-z][\w-]*")
 _NUMBERS = re.compile(r"[0-9]+(,[0-9]+)*")
 
+# A figure of a line or of JSON, and what may stand in its place on a bad day.
+_FIGURE = re.compile(r"(?<=[ :])[0-9.][0-9.eE+-]*(?=[\s,}]|$)")
+_ODD_FIGURES = ("NaN", "+Inf", "-1", "1e999", "9" * 400, "37.5", "x", "")
+
+# By what the clients of a task ask for it. Whatever else an engine answers, nobody finds it there.
+_PATHS = {
+    Task.CHAT: frozenset({"/v1/chat/completions", "/v1/completions"}),
+    Task.EMBED: frozenset({"/v1/embeddings"}),
+    Task.RERANK: frozenset({"/v1/rerank"}),
+}
+# No defaults of anything, so that they are in a command only where they are passed on.
+_CONTEXTS = (7321, 11743)
+
 # What no scrub may take away: without these a program does not find its libraries, its home or its cards.
 _KEPT = ("PATH", "HOME", "USER", "LANG", "TMPDIR", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
 
@@ -93,7 +106,9 @@ class EngineContract:
     engine versions, by version: a launch that carries that version may have no others.
     ``owned`` names flags beside those found in the command that a profile's args may not repeat; ``repeatable`` those
     that a command may have several times. ``inherited`` are variables that the engine reads settings from, which no
-    launch may inherit. ``log`` is lines that an engine really wrote.
+    launch may inherit. ``log`` is lines that an engine really wrote, ``metrics`` texts of its ``load_path`` and
+    ``contexts`` of its ``context_path``. ``takes_context`` is False for an engine that can't be told how long a request
+    may be.
     """
 
     plugin: ClassVar[object]
@@ -102,6 +117,9 @@ class EngineContract:
     repeatable: ClassVar[tuple[str, ...]] = ()
     inherited: ClassVar[tuple[str, ...]] = ()
     log: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
+    contexts: ClassVar[tuple[str, ...]] = ()
+    takes_context: ClassVar[bool] = True
     launch: ClassVar[Launch] = Launch(
         program=("/opt/engine/bin/engine",),
         source="/var/lib/models/some model.bin",
@@ -131,6 +149,9 @@ class EngineContract:
         _expect(info.api_paths, "an engine without api_paths serves nothing")
         _expect(all(path.startswith("/") for path in paths), f"paths begin with a slash: {sorted(paths)}")
         _expect(info.tasks and all(isinstance(task, Task) for task in info.tasks), f"tasks are Task: {info.tasks!r}")
+        for task in sorted(info.tasks):
+            known = sorted(_PATHS[task])
+            _expect(info.api_paths & _PATHS[task], f"task {task} is asked for at {known}, and api_paths has none of it")
         _expect(info.stop_signal in signal.Signals.__members__, f"{info.stop_signal!r} is no signal")
         _expect(info.stop_grace_seconds > 0, "stop_grace_seconds is above 0")
         _expect(info.probe_seconds > 0, "probe_seconds is above 0")
@@ -160,9 +181,21 @@ class EngineContract:
             argv = command.argv
             _expect(argv[: len(launch.program)] == launch.program, f"{what}: the program comes first: {argv}")
             served = (launch.host, str(launch.port), launch.served_name) if command.serves else ()
+            # Host and port may be one word.
+            together = (
+                (launch.host, str(launch.port)) if any(_passes(argv, each) for each in _addresses(launch)) else ()
+            )
             for fact in (launch.source, *served):
-                passed = _flag_before(argv, fact) is not None or fact in argv
-                _expect(passed, f"{what}: {fact!r} is not passed: {argv}")
+                _expect(fact in together or _passes(argv, fact), f"{what}: {fact!r} is not passed: {argv}")
+
+    def test_its_command_gives_a_request_the_context_that_is_promised(self) -> None:
+        """Neither less, which refuses what the model takes, nor another number: it is passed on as it is."""
+        for what, launch in self._launches() if self.takes_context else ():
+            for tokens in _CONTEXTS:
+                # Without args: a profile may bring a size, or a number of slots, of its own.
+                asked = replace(launch, context_length=tokens, max_output=None, args=())
+                if self._command(asked).serves:
+                    self._expect_said(f"{what}, context_length", asked, [str(tokens)], env=True)
 
     def test_the_args_of_a_profile_come_last(self) -> None:
         """Untouched and in their order, so that a profile wins over what the plugin adds."""
@@ -214,12 +247,15 @@ class EngineContract:
             named = {lora.name for lora in launch.loras}
             known = set(rules.loras) if rules is not None else set()
             _expect(known == named, f"{what}: the adapters are {sorted(named)}, and the rules are for {sorted(known)}")
-            json.dumps({name: dict(fields) for name, fields in rules.loras.items()} if rules is not None else {})
+            if rules is not None:
+                self._expect_told_apart(what, launch.served_name, rules)
 
     def test_cards_are_pinned(self) -> None:
         """The GPUs that llmgw chose reach the engine in the order of the PCI bus, and () is none of them."""
-        unpinned = self._command(replace(self.launch, gpus=None))
-        hidden = self._command(replace(self.launch, gpus=()))
+        unpinned, hidden, pinned = (self._command(replace(self.launch, gpus=gpus)) for gpus in (None, (), (2,)))
+        if self._info.cpu and not self._info.tensor_parallel and unpinned == hidden == pinned:
+            # It has no use for a GPU, and nothing to be told about them.
+            return
         same = (hidden.argv, hidden.env) == (unpinned.argv, unpinned.env)
         _expect(not same, "gpus=() is no GPU at all, and the command is that of gpus=None, any of them")
         for what, launch in self._launches():
@@ -273,7 +309,8 @@ class EngineContract:
     def test_args_may_not_repeat_a_flag_of_the_house(self) -> None:
         """Host, port, source and served name belong to llmgw, whichever way they are spelled."""
         argv = self._command(self.launch).argv
-        facts = (self.launch.host, str(self.launch.port), self.launch.source, self.launch.served_name)
+        alone = (self.launch.host, str(self.launch.port), self.launch.source, self.launch.served_name)
+        facts = (*alone, *_addresses(self.launch))
         passed = {flag for fact in facts if (flag := _flag_before(argv, fact)) is not None}
         for flag in sorted(passed | set(self.owned)):
             for args in ((flag, "other"), (f"{flag}=other",)):
@@ -408,8 +445,10 @@ class EngineContract:
             self._read_context(text)
 
         read()
-        for text in (*_ODD, *self.log):
+        for text in (*_ODD, *self.log, *self.metrics, *_spoil(self.contexts)):
             self._read_context(text)
+        for text in self.contexts:
+            _expect(self._read_context(text) is not None, f"nothing is read in {text[:300]!r}")
 
     def test_reading_the_load_is_pure_and_total(self) -> None:
         """No count is below 0, and a share is 0 to 1."""
@@ -420,8 +459,10 @@ class EngineContract:
             self._read_load(text)
 
         read()
-        for text in (*_ODD, *self.log):
+        for text in (*_ODD, *self.log, *self.contexts, *_spoil(self.metrics)):
             self._read_load(text)
+        for text in self.metrics:
+            _expect(self._read_load(text) not in (None, Load()), f"nothing is read in {text[:300]!r}")
 
     @cached_property
     def _hooks(self) -> pluggy.HookRelay:
@@ -474,6 +515,19 @@ class EngineContract:
         said = re.compile(rf"(?<![\w.]){fact}(?![\w.])" if _NUMBERS.fullmatch(fact) else re.escape(fact))
         return any(said.search(word) for word in words)
 
+    def _expect_told_apart(self, what: str, model: str, rules: RequestRules) -> None:
+        """No two of the adapters, nor one of them and the model, are asked for with the same fields."""
+        asked = {name: {"model": model} | dict(fields) for name, fields in (*rules.loras.items(), (None, rules.base))}
+        json.dumps(list(asked.values()))
+        for (name, fields), (other, others) in combinations(asked.items(), 2):
+            second = "the model itself (base)" if other is None else repr(other)
+            _expect(fields != others, f"{what}: {name!r} and {second} are asked for alike: {fields}")
+        for lora, chosen in rules.loras.items():
+            # What is not asked for by its model may go on until somebody says that it ends.
+            named = chosen.get("model", model) != model
+            left = sorted(set(chosen) - {"model", *rules.base})
+            _expect(named or not left, f"{what}: {lora!r} is told by {left}, and base does not say what ends it")
+
     def _expect_known(self, what: str, launch: Launch, known: frozenset[str]) -> None:
         flags = set(flags_in(self._command(launch).argv[len(launch.program) :]))
         _expect(flags <= known, f"{what}: the engine does not know {sorted(flags - known)}")
@@ -513,12 +567,13 @@ class EngineContract:
             _expect(_is_line(cause.line), f"one line, and not an empty one: {cause!r}")
             _expect(cause.remedy is None or _is_line(cause.remedy), f"one line, and not an empty one: {cause!r}")
 
-    def _read_context(self, text: str) -> None:
+    def _read_context(self, text: str) -> int | None:
         tokens = _twice(lambda: self._hooks.engine_read_context(text=text))
         whole = isinstance(tokens, int) and not isinstance(tokens, bool) and tokens > 0
         _expect(tokens is None or whole, f"tokens are a whole number above 0: {tokens!r}")
+        return tokens  # type: ignore[no-any-return]
 
-    def _read_load(self, text: str) -> None:
+    def _read_load(self, text: str) -> Load | None:
         load = _twice(lambda: self._hooks.engine_read_load(text=text))
         _expect(load is None or isinstance(load, Load), f"engine_read_load returned {load!r}")
         if load is not None:
@@ -526,6 +581,7 @@ class EngineContract:
             whole = all(count is None or (isinstance(count, int) and count >= 0) for count in counts)
             _expect(whole, f"below 0, or no whole number: {load!r}")
             _expect(load.cache_used is None or 0 <= load.cache_used <= 1, f"a share is 0 to 1: {load!r}")
+        return load  # type: ignore[no-any-return]
 
 
 def _expect(condition: object, otherwise: str) -> None:
@@ -554,6 +610,22 @@ def _flag_before(argv: tuple[str, ...], fact: str) -> str | None:
             return flag
     joined = next((word for word in argv if word.startswith("-") and word.endswith(f"={fact}")), None)
     return joined.removesuffix(f"={fact}") if joined else None
+
+
+def _passes(argv: tuple[str, ...], fact: str) -> bool:
+    return fact in argv or _flag_before(argv, fact) is not None
+
+
+def _addresses(launch: Launch) -> tuple[str, ...]:
+    return tuple(f"{scheme}{launch.host}:{launch.port}" for scheme in ("", "http://", "tcp://"))
+
+
+def _spoil(texts: tuple[str, ...]) -> Iterator[str]:
+    """The texts as they are, cut off, and with figures that are none or can't be."""
+    for text in texts:
+        yield text
+        yield text[: len(text) // 2]
+        yield from (_FIGURE.sub(odd, text) for odd in _ODD_FIGURES)
 
 
 def _odd_launches(launch: Launch) -> st.SearchStrategy[Launch]:

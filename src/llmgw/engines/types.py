@@ -57,14 +57,15 @@ class Takes(StrEnum):
 class Flag:
     """A flag as a binary's help has it: every spelling, its values, and the words that say it is on its way out.
 
-    ``choices`` is empty where any value goes; ``widened_by`` is the flag that adds others to them. ``deprecated``: it
-    still works; ``removed``: it is named and refused.
+    ``choices`` is empty where any value goes; ``widened_by`` is the flag that adds others to them. ``number``: a value
+    that does not begin as a number is refused. ``deprecated``: it still works; ``removed``: it is named and refused.
     """
 
     names: tuple[str, ...]
     takes: Takes = Takes.UNSAID
     choices: frozenset[str] = frozenset()
     widened_by: str | None = None
+    number: bool = False
     deprecated: str | None = None
     removed: str | None = None
 
@@ -74,13 +75,16 @@ class FlagStyle:
     """How an engine reads the words of its command line.
 
     ``equals``: ``--flag=value`` is understood. ``underscores``: ``--a_b`` is ``--a-b``. ``abbreviations``: the
-    beginning of a long flag will do while it fits one only. ``dotted``: ``--flag.key value`` sets a key of JSON.
+    beginning of a flag will do while it fits one only, and ``-n2`` is ``-n 2``, as argparse has it; ``whole`` are flags
+    that are short for no other, whatever longer one begins with them. ``dotted``: ``--flag.key value`` sets a key of
+    JSON.
     """
 
     equals: bool = True
     underscores: bool = False
     abbreviations: bool = False
     dotted: bool = False
+    whole: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -298,12 +302,13 @@ class Cause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParserFlag:
-    """What makes an engine parse the tool calls of a model: its flag, the value that is given for it now, and the one
-    that fits this model as far as its name tells."""
+    """What makes an engine parse the tool calls of a model: its flag, the value that is given for it now, the one that
+    fits this model as far as its name tells, and a switch that has to stand beside it."""
 
     flag: str
     given: str | None = None
     suggested: str | None = None
+    beside: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

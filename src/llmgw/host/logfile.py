@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 log = logging.getLogger(__name__)
@@ -25,12 +26,16 @@ def older(path: Path) -> Path:
 
 
 class LogFile:
-    """A reader of one log that an engine goes on writing. Everything here blocks: call it in a thread."""
+    """A reader of one log that an engine goes on writing. Everything here blocks: call it in a thread.
 
-    __slots__ = ("_capped", "_offset", "_partial", "_skipping", "path")
+    ``hide`` takes out of each line what nobody is to read.
+    """
 
-    def __init__(self, path: Path) -> None:
+    __slots__ = ("_capped", "_hide", "_offset", "_partial", "_skipping", "path")
+
+    def __init__(self, path: Path, hide: Callable[[str], str] = str) -> None:
         self.path = path
+        self._hide = hide
         self._offset = 0
         self._partial = b""
         self._skipping = False
@@ -56,7 +61,7 @@ class LogFile:
             whole, self._skipping = whole[1:], False
         # One endless line must not grow memory: its beginning tells what it is.
         self._partial = self._partial[: 4 * LINE_CHARACTERS]
-        return [clean(line) for line in whole if line.strip()]
+        return [clean(line, self._hide) for line in whole if line.strip()]
 
     def cap(self, cap_bytes: int = CAP_BYTES) -> None:
         """Move what there is to the older part once it is more than ``cap_bytes``.
@@ -83,14 +88,14 @@ class LogFile:
 
     def read_last(self, count: int) -> tuple[str, ...]:
         """The last ``count`` lines, the unfinished one included."""
-        lines = _read_tail(self.path)
+        lines = _read_tail(self.path, self._hide)
         # Else the older part is that of a run before, and would tell the cause of another end.
         if self._capped and len(lines) < count:
-            lines = _read_tail(older(self.path)) + lines
+            lines = _read_tail(older(self.path), self._hide) + lines
         return tuple(lines[-count:])
 
 
-def _read_tail(path: Path) -> list[str]:
+def _read_tail(path: Path, hide: Callable[[str], str]) -> list[str]:
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -100,14 +105,20 @@ def _read_tail(path: Path) -> list[str]:
         return []
     lines = octets.replace(b"\r", b"\n").split(b"\n")
     # What was not read from its beginning is half a line.
-    return [clean(line) for line in (lines[1:] if size > READ_BYTES and len(lines) > 1 else lines) if line.strip()]
+    whole = lines[1:] if size > READ_BYTES and len(lines) > 1 else lines
+    return [clean(line, hide) for line in whole if line.strip()]
 
 
-def clean(line: bytes) -> str:
+def clean(line: bytes, hide: Callable[[str], str] = str) -> str:
     """A line as it may be shown anywhere: valid text of bounded length that no terminal acts on."""
-    text = line[: 8 * LINE_CHARACTERS].decode("utf-8", errors="replace")
-    text = CONTROLS.sub("", ESCAPES.sub("", text)).rstrip()
+    # Hidden before it is cut: of a secret that is cut in two, half would stand there.
+    text = hide(strip_controls(line[: 8 * LINE_CHARACTERS].decode("utf-8", errors="replace")).rstrip())
     return text if len(text) <= LINE_CHARACTERS else text[: LINE_CHARACTERS - 1] + "…"
+
+
+def strip_controls(text: str) -> str:
+    """The text without what a terminal would act on."""
+    return CONTROLS.sub("", ESCAPES.sub("", text))
 
 
 def begin_log(path: Path) -> None:

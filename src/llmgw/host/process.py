@@ -26,6 +26,9 @@ MARKER = "LLMGW_SHARD"
 # What llmgw itself is told by the environment (API keys among it) is nothing an engine needs to know.
 OWN_PREFIX = "LLMGW_"
 
+# What a program does to itself.
+CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
+
 SECOND_TERM_SECONDS = 2.0
 KILL_SECONDS = 5.0
 REAP_SECONDS = 0.02
@@ -351,15 +354,36 @@ def split_exit(code: int | None) -> tuple[int | None, int | None]:
     return (None, -code) if code is not None and code < 0 else (code, None)
 
 
+def find_signal(code: int | None) -> signal.Signals | None:
+    """The signal that an exit code tells of; a shell tells of one as 128 and its number."""
+    number = 0 if code is None else -code if code < 0 else code - 128
+    with suppress(ValueError):
+        return signal.Signals(number)
+    return None
+
+
 def describe_exit(code: int | None) -> str:
     """An exit code in words."""
     if code is None:
         return "ended with an exit code that is unknown, because an earlier llmgw started it"
-    number = -code if code < 0 else code - 128 if code > 128 else 0
-    if number:
-        with suppress(ValueError):
-            name = signal.Signals(number).name
-            hint = {"SIGKILL": " (out of memory?)", "SIGILL": " (built for another CPU?)"}.get(name, "")
-            return f"killed by {name}{hint}"
+    killed = find_signal(code)
+    if killed is not None:
+        hint = {signal.SIGKILL: " (out of memory?)", signal.SIGILL: " (built for another CPU?)"}.get(killed, "")
+        return f"killed by {killed.name}{hint}"
     hint = {126: " (the program can't be executed)", 127: " (a program or shared library is missing)"}.get(code, "")
     return f"ended by itself with exit code {code}{hint}"
+
+
+def advise_exit(code: int | None) -> str:
+    """What to do about an engine that ended so, where no line that it printed tells."""
+    if code == 0:
+        return (
+            "look at its last lines: it ended as one does that has done all. A wrapper has to exec the engine and not "
+            "leave it in the background; a flag in args may only print something"
+        )
+    killed = find_signal(code)
+    if killed in CRASHES:
+        return "it crashed: look at its last lines; another release of it, or a build for this machine, may do better"
+    if killed is not None:
+        return "look at its last lines, and for who ended it: a person, a service manager, or a limit that llmgw has"
+    return "look at its last lines: what went wrong stands there, if it was told at all"

@@ -26,6 +26,8 @@ class TestLlamacpp(EngineContract):
     log = tuple(
         line for log in sorted((HERE / "logs").glob("*.log")) for line in log.read_text(encoding="utf-8").splitlines()
     )
+    metrics = tuple(text.read_text(encoding="utf-8") for text in sorted((HERE / "metrics").glob("*.txt")))
+    contexts = tuple(text.read_text(encoding="utf-8") for text in sorted((HERE / "props").glob("*.json")))
     launches = (
         replace(EngineContract.launch, gpus=(0, 3)),
         replace(EngineContract.launch, args=("--ctx-size", "65536")),

@@ -18,22 +18,23 @@ CAUSES = {
     "missing": (CauseKind.WEIGHTS_MISSING, "failed to open GGUF file 'missing.gguf' (No such file or directory)"),
     "truncated": (
         CauseKind.WEIGHTS_CORRUPT,
-        "tensor 'token_embd.weight' data is not within the file bounds, model is corrupted or incomplete",
+        "the weights truncated.gguf: tensor 'token_embd.weight' data is not within the file bounds, model is corrupted "
+        "or incomplete",
     ),
     "junk": (
         CauseKind.WEIGHTS_CORRUPT,
-        "invalid magic characters: 'hell', expected 'GGUF'; the weights are no GGUF file",
+        "the weights junk.gguf: invalid magic characters: 'hell', expected 'GGUF'",
     ),
     "port": (CauseKind.PORT, "couldn't bind HTTP server socket, hostname: 127.0.0.1, port: 18342"),
     "flag": (CauseKind.FLAG, "error: invalid argument: --bogus"),
 }
 ONLY_B10434 = {
-    "adapter": (CauseKind.ARCHITECTURE, "model arch and LoRA arch mismatch"),
+    "adapter": (CauseKind.ARCHITECTURE, "the adapter adapter.gguf: model arch and LoRA arch mismatch"),
     "architecture": (CauseKind.ARCHITECTURE, "unknown model architecture: 'nonesuch'"),
     "cache": (CauseKind.KV_CACHE, "failed to allocate buffer for kv cache"),
     "library": (CauseKind.LIBRARY, "the shared library libllama-server-impl.so is missing"),
     "memory": (CauseKind.HOST_MEMORY, "insufficient memory (attempted to allocate 42.12 MB)"),
-    "mmproj": (CauseKind.ARCHITECTURE, "Failed to load CLIP model from smollm2.gguf"),
+    "mmproj": (CauseKind.ARCHITECTURE, "the mmproj: Failed to load CLIP model from smollm2.gguf"),
     "offline": (
         CauseKind.OFFLINE,
         "no file of weights to load: exactly one out metadata, path_model, and file must be defined",
@@ -44,6 +45,40 @@ ONLY_B10434 = {
         "--spec-ngram-mod-n-max",
     ),
     "warmup": (CauseKind.CONTEXT, "GGML_ASSERT(n_tokens_all <= cparams.n_batch) failed"),
+}
+
+# Good weights, and another file beside them that is not.
+BESIDE = {
+    "adapter-page": (
+        CauseKind.WEIGHTS_CORRUPT,
+        "the adapter html.gguf: invalid magic characters: '<htm', expected 'GGUF'",
+    ),
+    "adapter-shape": (
+        CauseKind.ARCHITECTURE,
+        "the adapter badshape.gguf: tensor 'blk.0.attn_q.weight' has incorrect shape (hint: maybe wrong base model?)",
+    ),
+    "adapter-model": (
+        CauseKind.ARCHITECTURE,
+        "the adapter smol.gguf: expect general.type to be 'adapter', but got: model",
+    ),
+    "adapter-missing": (
+        CauseKind.WEIGHTS_MISSING,
+        "the adapter: failed to open GGUF file 'no.gguf' (No such file or directory)",
+    ),
+    "adapter": ONLY_B10434["adapter"],
+    "mmproj": ONLY_B10434["mmproj"],
+    "mmproj-page": (
+        CauseKind.WEIGHTS_CORRUPT,
+        "the mmproj html.gguf: invalid magic characters: '<htm', expected 'GGUF'",
+    ),
+    "draft-page": (
+        CauseKind.WEIGHTS_CORRUPT,
+        "the draft model html.gguf: invalid magic characters: '<htm', expected 'GGUF'",
+    ),
+    "control-page": (
+        CauseKind.WEIGHTS_CORRUPT,
+        "the control vector html.gguf: invalid magic characters: '<htm', expected 'GGUF'",
+    ),
 }
 
 
@@ -70,6 +105,54 @@ def test_rarer_causes_are_found_as_well(case: str) -> None:
     cause = cause_of(*recorded(f"b10434-{case}"))
     assert (cause.kind, cause.line) == ONLY_B10434[case]
     assert cause.remedy
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_a_file_beside_the_weights_is_blamed_by_its_name_and_what_it_is(case: str) -> None:
+    cause = cause_of(*recorded(f"b10434-{case}"))
+    assert (cause.kind, cause.line) == BESIDE[case]
+    mine = case.partition("-")[0]
+    assert mine in str(cause.remedy)
+    # And none of the others, which are in order.
+    others = {"adapter", "mmproj", "draft", "control"} - {mine}
+    assert not others & set(str(cause.remedy).replace(":", "").split())
+
+
+@pytest.mark.parametrize("case", ["adapter-page", "adapter-shape", "adapter-missing"])
+def test_a_newer_release_says_less_of_an_adapter(case: str) -> None:
+    kind, line = BESIDE[case]
+    cause = cause_of(*recorded(f"b11549-{case}"))
+    newer = "the adapter: failed to open 'no.gguf': No such file or directory"
+    assert (cause.kind, cause.line) == (kind, newer if case == "adapter-missing" else line)
+
+
+def test_each_file_is_blamed_for_its_own_fault() -> None:
+    """A projector that it did not like does not make the weights' fault its own, nor the other way round."""
+    projector = "0.00.006.595 E mtmd_get_memory_usage: error: Failed to load CLIP model from /m/mm.gguf"
+    magic = "0.00.288.197 E gguf_init_from_reader: invalid magic characters: '<htm', expected 'GGUF'"
+    weights = "0.00.288.879 E cmn  common_init_: failed to load model '/m/x.gguf'"
+    assert cause_of(projector, magic, weights).line.startswith("the weights /m/x.gguf: invalid magic")
+    assert cause_of(magic, projector, weights).line.startswith("the mmproj /m/mm.gguf: invalid magic")
+    assert cause_of(magic).line == "invalid magic characters: '<htm', expected 'GGUF'"
+
+
+def test_an_adapter_that_may_not_be_read_is_told_as_such() -> None:
+    opened = "0.00.299.375 E gguf_init_from_file: failed to open GGUF file '/l/a.gguf' (Permission denied)"
+    newer = "0.02.314.910 E llama_adapter_lora_init: failed to open '/l/a.gguf': Permission denied"
+    for line, told in (
+        (opened, "failed to open GGUF file '/l/a.gguf' (Permission denied)"),
+        (newer, "failed to open '/l/a.gguf': Permission denied"),
+    ):
+        cause = cause_of(line, "0.00.299.480 E cmn  common_init_: failed to load lora adapter '/l/a.gguf'")
+        assert cause.line == f"the adapter: {told}"
+        assert cause.remedy == "let the user that the engine runs as read /l/a.gguf"
+
+
+def test_an_adapter_without_room_is_a_matter_of_memory() -> None:
+    line = (
+        "0.00.3.0 E llama_adapter_lora_init: failed to apply lora adapter: failed to allocate buffer for lora adapter"
+    )
+    assert cause_of(line).kind is CauseKind.HOST_MEMORY
 
 
 @pytest.mark.parametrize("version", VERSIONS)

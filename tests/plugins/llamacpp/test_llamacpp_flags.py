@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from llmgw.engines import is_given, value_of
-from llmgw_llamacpp.flags import STYLE, check, check_env
+from llmgw_llamacpp.flags import ENDING, STYLE, check, check_env
 
 
 @pytest.mark.parametrize(
@@ -39,6 +42,25 @@ def test_ordinary_flags_and_values_pass() -> None:
     args = ("--ctx-size", "65536", "-ngl", "all", "--parallel", "-1", "--temp", "0.2", "--spec-default")
     assert check(args) == []
     assert check(("--chat-template-kwargs", '{"a": "--port"}', "--override-kv", "a=int:1", "-", "--")) == []
+
+
+@pytest.mark.parametrize("flag", ENDING)
+def test_a_flag_that_ends_the_program_is_refused(flag: str) -> None:
+    (problem,) = check(("--mlock", flag))
+    assert problem.message == f"{flag} is not for args: with it the engine prints something and ends"
+
+
+def test_every_flag_that_the_helps_say_ends_it_is_refused() -> None:
+    ends = re.compile(r"^(-\S.*?) {2,}(?:print|show) (?!.*\bprompt\b)", re.MULTILINE)
+    text = (Path(__file__).parent / "help" / "b10434.txt").read_text()
+    named = {name for heads in ends.findall(text) for name in re.split(r",\s*", heads)}
+    assert named >= {"--help", "-cl", "--list-devices", "--completion-bash"}
+    assert named <= set(ENDING)
+
+
+def test_a_word_that_belongs_to_no_flag_is_refused() -> None:
+    (problem,) = check(("positional", "--mlock"))
+    assert problem.message == "'positional' is no flag, and the value of none: take it out"
 
 
 def test_a_flag_joined_to_its_value_is_told_how_to_be_written() -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 from llmgw.engines import Flag, Takes
 from llmgw.engines.testing import read_flags
 from llmgw_llamacpp.help import read_help
-from llmgw_llamacpp.options import OPTIONS, help_text
+from llmgw_llamacpp.options import OPTIONS, MisuseError, help_text, move, parse
 
 HERE = Path(__file__).parent
 FLAGS = read_help((HERE / "help" / "b10434.txt").read_text(encoding="utf-8"))
@@ -100,3 +101,37 @@ def test_the_embedded_program_has_a_help_of_the_same_kind() -> None:
 @pytest.mark.parametrize("text", ["", "\n\n", "usage: llama-server", "-", "--\n   x", "----- common params -----"])
 def test_what_is_no_help_has_no_flags(text: str) -> None:
     assert read_help(text) == ()
+
+
+def test_a_value_that_is_a_number_is_told() -> None:
+    """Each of these was tried with the binary: it refuses "abc" for those that are, and takes a word for the others."""
+    for name in ("--threads", "-c", "-ub", "--parallel", "--temp", "--seed", "--port", "--sleep-idle-seconds", "-td"):
+        assert find(name).number, name
+    for name in (
+        "-ngl",
+        "-ngld",
+        "--defrag-thold",
+        "--tensor-split",
+        "--host",
+        "--cpu-mask",
+        "--flash-attn",
+        "--mlock",
+    ):
+        assert not find(name).number, name
+
+
+def test_the_embedded_programs_numbers_are_told_as_well() -> None:
+    flags = {name: flag for flag in read_help(help_text()) for name in flag.names}
+    assert flags["--threads"].number
+    assert not flags["--gpu-layers"].number
+    for option in OPTIONS:
+        if flags[option.names[0]].number:
+            with pytest.raises(MisuseError):
+                move(parse((option.names[0], "abc")), ModuleType("xllamacpp"), Everything())
+
+
+class Everything:
+    """Settings that take whatever is moved there."""
+
+    def __getattr__(self, name: str) -> object:
+        return self

@@ -116,12 +116,39 @@ def test_a_projector_and_a_reasoning_format_are_named() -> None:
 
 def test_adapters_are_loaded_and_none_is_applied() -> None:
     launch = replace(a_launch(), loras=LORAS)
-    assert added_by(launch) == ("--lora-scaled", "/l/sql.gguf:0,/l/law.gguf:0")
+    assert added_by(launch) == ("--lora-scaled", "/l/sql.gguf:0,/l/law.gguf:0", "--cache-ram", "0")
     older = "--lora-scaled FNAME SCALE               path to LoRA adapter with user defined scaling"
     version = ENGINE.read_probe([a_probe(stderr="version: 6000 (a)"), a_probe(older)])
     assert added_by(replace(launch, version=version)) == (
         *("--lora-scaled", "/l/sql.gguf", "0", "--lora-scaled", "/l/law.gguf", "0"),
     )
+
+
+def test_no_prompt_is_kept_in_ram_beside_adapters() -> None:
+    """It would be found by its tokens alone, with the state that another adapter made of them."""
+    launch = replace(a_launch(), loras=LORAS)
+    known = ENGINE.read_probe([a_probe(stderr="version: 8672 (a)"), a_probe(HELP)])
+    for version in (None, known, Version(number="8672")):
+        argv = ENGINE.build_command(replace(launch, version=version)).argv
+        assert argv[argv.index("--cache-ram") + 1] == "0", version
+    assert "--cache-ram" not in ENGINE.build_command(replace(a_launch(), version=known)).argv
+    for args in (("-cram", "0"), ("--cache_ram", "0")):
+        argv = ENGINE.build_command(replace(launch, args=args)).argv
+        assert argv[-2:] == args
+        assert "--cache-ram" not in argv
+        assert problems_of("/m/x.gguf", *args, loras=LORAS) == []
+
+
+def test_a_cache_in_ram_is_refused_beside_adapters_and_nowhere_else() -> None:
+    env = {"env": {"LLAMA_ARG_CACHE_RAM": "4096"}}
+    for args in (("--cache-ram", "4096"), ("-cram", "-1"), ("--cache_ram", "0", "-cram", "1"), ("--cache-ram", "")):
+        ((key, message),) = problems_of("/m/x.gguf", *args, loras=LORAS)
+        assert (key, "does not go with loras" in message) == ("args", True)
+        assert problems_of("/m/x.gguf", *args) == []
+    ((key, message),) = problems_of(profile=env, loras=LORAS)
+    assert (key, message.partition(":")[0]) == ("env", "LLAMA_ARG_CACHE_RAM does not go with loras")
+    assert problems_of(profile=env) == []
+    assert problems_of(profile={"env": {"LLAMA_ARG_CACHE_RAM": "0"}}, loras=LORAS) == []
 
 
 def test_a_request_names_its_adapter_and_one_for_the_model_says_that_it_wants_none() -> None:

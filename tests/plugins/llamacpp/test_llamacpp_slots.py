@@ -79,3 +79,17 @@ def test_what_the_rule_adds_always_passes_its_own_check(ctx_size: int, context_l
         full = (*args, *slots.share(args, context_length))
         refused = slots.check(args, context_length)
         assert bool(slots.check(full, context_length)) == bool(refused)
+
+
+def test_a_negative_context_is_refused() -> None:
+    for context_length in (None, 4096):
+        (problem,) = slots.check(("-c", "-5"), context_length)
+        assert problem.message == "--ctx-size -5 is no size: give it the tokens, or 0 for the model's own"
+    assert slots.check(("-c", "0"), 4096) == []
+
+
+@pytest.mark.parametrize("batch", ["0", "-5"])
+def test_a_batch_of_nothing_is_refused(batch: str) -> None:
+    (problem,) = slots.check(("-b", batch), None)
+    assert problem.message == f"--batch-size {batch} is no batch: give it 1 or more"
+    assert slots.check(("-b", "1", "-ub", "-5"), None) == []

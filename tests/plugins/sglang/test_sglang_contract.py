@@ -34,6 +34,10 @@ class TestSglang(EngineContract):
     log = tuple(
         line for log in sorted((HERE / "logs").glob("*.log")) for line in log.read_text(encoding="utf-8").splitlines()
     )
+    metrics = tuple(text.read_text(encoding="utf-8") for text in sorted((HERE / "metrics").glob("*.txt")))
+    contexts = (
+        '{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"sglang","root":"tiny","max_model_len":512}]}',
+    )
     launches = (
         replace(launch, gpus=(0, 3), tp=2, cache="/var/cache/llmgw"),
         replace(launch, args=("--context-length", "64k", "--enable-metrics", "--log-level-http", "info")),

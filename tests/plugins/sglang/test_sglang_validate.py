@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 import llmgw_sglang
-from llmgw.engines import Flag, Model, ModelName, ParserFlag, Profile, Task, Version
+from llmgw.engines import Flag, Model, ModelName, ParserFlag, Profile, Task, Version, is_given
+from llmgw.engines.testing import read_flags
 from llmgw_sglang import flags, parsers
 from llmgw_sglang.flags import read_count
 
@@ -64,6 +66,48 @@ def test_a_flag_of_the_profiles_own_is_not_refused() -> None:
     assert validate("--mem-fraction-static", "0.8", "--disable-cuda-graph", "--log-level", "warning", "--ep", "2") == {}
 
 
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--dp", "x"), "--dp-size needs a whole number above 0, not 'x'"),
+        (("--dp",), "--dp-size needs a whole number above 0, not ''"),
+        (("--context-l=12",), "--context-length 12 is 12 tokens"),
+        (("--context-len=abc",), "--context-length needs a number of tokens, not 'abc'"),
+        (("--help",), "--help is not for args: with it the engine prints something and ends"),
+        (("-h",), "-h is not for args"),
+        (("--version",), "--version is not for args"),
+        (("positional",), "'positional' is no flag, and the value of none"),
+    ],
+)
+def test_what_is_refused_is_refused_in_any_spelling(args: tuple[str, ...], said: str) -> None:
+    (message,) = validate(*args)["args"]
+    assert message.startswith(said)
+
+
+def test_no_flag_is_short_for_another() -> None:
+    asked = [
+        *flags.OWNED,
+        *flags.ENDING,
+        *parsers.FLAGS.values(),
+        "--context-length",
+        "--dp-size",
+        "--data-parallel-size",
+    ]
+    asked += ["--chat-template", "--enable-metrics", "--enable-cache-report", "--log-level-http", "--tokenizer-path"]
+    asked += ["--enable-dp-attention", "--attn-dp-size", "--attention-data-parallel-size"]
+    tables = (Path(__file__).parent / "flags").glob("*.txt")
+    lines = {line for table in tables for line in read_flags(table.read_text())}
+    known = {name for line in lines for name in line.partition("\t")[0].split()}
+    assert len(known) > 300
+    assert [flag for flag in sorted(known - set(asked)) if is_given((flag, "1"), flags.STYLE, *asked)] == []
+
+
+def test_a_port_of_the_environment_is_refused() -> None:
+    for name in ("SGLANG_PORT", "SGL_PORT"):
+        (message,) = validate(env={name: "30000"})["env"]
+        assert message == f"{name} is not for env: llmgw sets it from the ports that it picks on the node"
+
+
 def test_a_variable_of_llmgws_is_refused() -> None:
     (message,) = validate(env={"CUDA_VISIBLE_DEVICES": "0", "SGLANG_LOG_GC": "1"})["env"]
     assert message == "CUDA_VISIBLE_DEVICES is not for env: llmgw sets it from the placement"
@@ -78,6 +122,10 @@ def test_a_variable_of_llmgws_is_refused() -> None:
         (("--dp-size", "1"), False),
         (("--dp-size", "2", "--enable-dp-attention"), False),
         (("--attn-dp-size", "2"), False),
+        (("--data-par", "2"), True),
+        (("--dp", "1"), False),
+        (("--dp", "0"), True),
+        (("--dp", "x", "--enable-dp-attention"), True),
     ],
 )
 def test_data_parallelism_is_refused_unless_it_stays_within_tp(args: tuple[str, ...], refused: bool) -> None:
@@ -125,6 +173,7 @@ def test_a_parser_that_the_binary_does_not_have_is_refused_with_a_near_one() -> 
 def test_a_parser_is_given_once() -> None:
     found = validate("--tool-call-parser", "qwen", tool_parser="qwen")
     assert found == {"args": ["--tool-call-parser is not for args: the profile has tool_parser qwen"]}
+    assert validate("--tool-call-p=qwen", tool_parser="qwen") == found
 
 
 def test_a_name_with_a_colon_is_refused() -> None:

@@ -27,6 +27,7 @@ def load_stranger() -> ModuleType:
 
 class TestStranger(EngineContract):
     plugin = load_stranger()
+    takes_context = False
     flag_tables: ClassVar[Mapping[str, frozenset[str]]] = {
         "1.0": frozenset({"--weights", "--name", "--listen", "--listen-port"}),
     }

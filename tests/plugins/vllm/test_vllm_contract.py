@@ -27,6 +27,10 @@ class TestVllm(EngineContract):
     log = tuple(
         line for log in sorted((HERE / "logs").glob("*.log")) for line in log.read_text(encoding="utf-8").splitlines()
     )
+    metrics = tuple(text.read_text(encoding="utf-8") for text in sorted((HERE / "metrics").glob("*.txt")))
+    contexts = (
+        '{"object":"list","data":[{"id":"tiny","object":"model","owned_by":"vllm","root":"/m","max_model_len":512}]}',
+    )
     launches = (
         replace(LAUNCH, args=("--max-model-len", "8k", "--no-disable-uvicorn-access-log")),
         replace(LAUNCH, args=("--distributed-executor-backend=mp", "--enable-prompt-tokens-details"), tp=2),

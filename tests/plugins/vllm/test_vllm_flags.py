@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 import llmgw_vllm
-from llmgw.engines import Flag, Model, ModelName, Profile, Version
+from llmgw.engines import Flag, Model, ModelName, Profile, Version, is_given
 from llmgw.engines.check import FlagState, check_launch, launch_of
 from llmgw.engines.registry import open_engine
 from llmgw.engines.testing import read_flags
-from llmgw_vllm.flags import OWNED, read_count
+from llmgw_vllm import parsers
+from llmgw_vllm.flags import ENDING, OWNED, STYLE, read_count
 from llmgw_vllm.history import CHANGES
 
 ENGINE = open_engine("vllm", llmgw_vllm)
@@ -80,7 +81,7 @@ def test_a_flag_of_the_house_is_refused_however_it_is_spelled(args: tuple[str, .
 
 
 def test_no_other_flag_of_a_current_release_is_refused() -> None:
-    others = sorted(TABLES["0.32.0"] - OWNED.keys() - {"--max-model-len"})
+    others = sorted(TABLES["0.32.0"] - OWNED.keys() - set(ENDING) - {"--max-model-len"})
     assert len(others) > 300
     assert [flag for flag in others if problems_of(flag, "1")] == []
 
@@ -193,3 +194,43 @@ def test_engine_check_goes_by_the_number_where_there_is_no_help() -> None:
 
 def test_a_flag_that_never_was_is_unknown() -> None:
     assert findings_of("0.32.0", "--no-such-flag")["--no-such-flag"] is FlagState.UNKNOWN
+
+
+def test_no_flag_is_short_for_another() -> None:
+    asked = [
+        *OWNED,
+        *ENDING,
+        "--max-model-len",
+        "--distributed-executor-backend",
+        *parsers.FLAGS.values(),
+        "--tokenizer",
+    ]
+    asked += ["--tool-parser-plugin", "--reasoning-parser-plugin", "--enable-lora", "--override-generation-config"]
+    for flag in sorted({flag for table in TABLES.values() for flag in table} - set(asked)):
+        assert not is_given((flag, "1"), STYLE, *asked), flag
+    assert not is_given(("--reasoning-parser", "x"), STYLE, "--reasoning-parser-plugin")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--max-model-l=12",), "--max-model-len 12 is 12 tokens"),
+        (("--max_model_l", "many"), "--max-model-len needs a number of tokens"),
+        (("--distributed-executor-b=ray",), "--distributed-executor-backend ray starts processes"),
+        (("--help",), "--help is not for args: with it the engine prints something and ends"),
+        (("--help=all",), "--help is not for args"),
+        (("-h",), "-h is not for args"),
+        (("--vers",), "--vers (short for --version) is not for args"),
+        (("positional", "--enforce-eager"), "'positional' is no flag"),
+    ],
+)
+def test_what_is_refused_is_refused_in_short_too(args: tuple[str, ...], said: str) -> None:
+    ((key, message),) = problems_of(*args)
+    assert key == "args"
+    assert message.startswith(said)
+
+
+def test_a_parser_is_given_once_in_any_spelling() -> None:
+    assert problems_of("--tool-call-p", "x", tool_parser="hermes") == [
+        ("args", "--tool-call-parser is not for args: the profile has tool_parser hermes")
+    ]

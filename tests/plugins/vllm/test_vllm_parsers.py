@@ -48,7 +48,9 @@ def problems_of(*args: str, version: Version | None = VERSION, **facts: str | No
     ],
 )
 def test_a_parser_is_suggested_by_the_name_of_the_model(source: str, parser: str | None) -> None:
-    assert ENGINE.name_parser(*a_definition(source)) == ParserFlag(flag="--tool-call-parser", suggested=parser)
+    assert ENGINE.name_parser(*a_definition(source)) == ParserFlag(
+        flag="--tool-call-parser", suggested=parser, beside="--enable-auto-tool-choice"
+    )
 
 
 def test_the_name_that_clients_use_helps_where_the_source_does_not_tell() -> None:
@@ -62,7 +64,9 @@ def test_what_is_given_is_told_from_the_profile_or_its_args() -> None:
         a_definition("org/x", tool_parser="mistral"),
         a_definition("org/x", "--tool_call_parser=mistral"),
     ):
-        assert ENGINE.name_parser(*definition) == ParserFlag(flag="--tool-call-parser", given="mistral")
+        assert ENGINE.name_parser(*definition) == ParserFlag(
+            flag="--tool-call-parser", given="mistral", beside="--enable-auto-tool-choice"
+        )
 
 
 def test_a_model_without_a_chat_calls_no_tools() -> None:

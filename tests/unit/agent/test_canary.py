@@ -110,6 +110,12 @@ async def test_what_came_instead_is_told_in_one_line(serve):
     assert len(asked) == 2
 
 
+async def test_what_is_hidden_is_not_in_what_came_instead(serve):
+    port, _ = await serve(completions=500)
+    said = await fail_to_answer(port, build_asks(Task.CHAT, "m", ALL), lambda text: text.replace("no", "***"))
+    assert said.endswith('answered 500 {"error": "***"}')
+
+
 async def test_an_engine_that_fails_is_asked_no_second_kind(serve):
     port, asked = await serve(completions=500)
     assert (await ask(port)).startswith("/v1/chat/completions answered 500")

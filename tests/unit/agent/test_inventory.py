@@ -175,9 +175,48 @@ def test_of_many_flags_the_worst_are_told_and_none_of_them_at_length():
 
 
 @pytest.mark.slow
-async def test_an_engine_without_a_program_is_not_reported(tools):
-    tools = replace(tools, settings=replace(tools.settings, binaries={"fake": "/nowhere/x"}))
-    assert "fake" not in {engine.engine for engine in (await survey(tools)).engines}
+async def test_an_engine_without_a_program_is_not_reported(tools, alter, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    altered = alter(embedded=None)
+    assert "fake" not in {engine.engine for engine in (await survey(altered)).engines}
+
+
+def spoil(path, how):
+    path.write_text("#!/bin/sh\necho fake_engine 1.0\n")
+    path.chmod(0o755)
+    if how == "not executable":
+        path.chmod(0o644)
+    else:
+        path.unlink()
+    if how == "a folder":
+        path.mkdir()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("how", "why"),
+    [
+        ("not executable", "it may not be executed; `chmod +x` it, or give the program itself"),
+        ("gone", "it is not there; give the path of the engine's program"),
+        ("a folder", "it is a folder; give the program in it"),
+    ],
+)
+async def test_a_configured_binary_that_can_not_be_used_is_told_with_the_reason(tools, nursery, caplog, how, why):
+    path = tools.settings.state.parent / "engine"
+    spoil(path, how)
+    settings = replace(tools.settings, binaries={"fake": str(path)})
+    tools = replace(tools, settings=settings, engines={"fake": tools.engines["fake"]})
+    found = await find_fake(tools)
+    assert (found.program, found.checked, found.starts) == ((str(path),), True, False)
+    assert found.broken == f"engines.fake.bin: {path}: {why}"
+    nursery.start_soon(serve_checks, tools)
+    # Several looks, and the first of them has told it.
+    for _ in range(5000):
+        await trio.sleep(tools.settings.pace.inventory)
+        if found.broken in caplog.text:
+            break
+    await trio.sleep(3 * tools.settings.pace.inventory)
+    assert caplog.text.count(found.broken) == 1
 
 
 @pytest.mark.slow

@@ -145,7 +145,11 @@ async def test_the_commands_run_in_the_environment_of_a_launch(write, tmp_path, 
     [
         (b"#!/nowhere/python\n", 0o755, "the interpreter /nowhere/python, which its first line names, is not there"),
         (b"#!/bin/sh\n", 0o644, "Permission denied"),
-        (b"\x7fELF\x02\x01\x01" + b"\0" * 11 + b"\x15\0", 0o755, "wrong CPU architecture: it is built for ppc64"),
+        (
+            b"\x7fELF\x02\x01\x01" + b"\0" * 11 + b"\x15\0\1\0\0\0" + b"\0" * 40,
+            0o755,
+            "wrong CPU architecture: it is built for ppc64",
+        ),
     ],
 )
 async def test_what_can_not_be_executed_is_broken(tmp_path, content, mode, reason):
@@ -194,6 +198,50 @@ async def test_a_signal_is_told_with_what_it_means(write):
     found = await try_out(write("kill -ILL $$"))
     assert found.broken.startswith("killed by SIGILL: the binary uses instructions that this CPU does not have")
     assert "build for this CPU" in found.remedy
+
+
+async def test_a_program_that_is_killed_when_asked_for_its_version_is_not_short_of_memory(write):
+    found = await try_out(write("kill -KILL $$"))
+    assert found.broken == "killed by SIGKILL (run with --version)"
+    assert found.remedy == "run it with --version by hand: it is ended by itself, or by a limit that llmgw runs under"
+
+
+@pytest.mark.parametrize(
+    ("text", "remedy"),
+    [("kill -SEGV $$", "install a build for this machine"), ("exit 3", "run it with --version by hand")],
+)
+async def test_an_exit_that_nothing_explains_brings_what_to_do(write, text, remedy):
+    assert remedy in (await try_out(write(text))).remedy
+
+
+async def test_nothing_that_is_told_holds_a_value_of_the_environment(write, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "inherited-sekret")
+    model, profile = a_model(env={"MY_MODE": "sekret-value"})
+
+    async def told(*lines):
+        return await try_out(write(*lines), model=model, profile=profile)
+
+    assert (await told("echo bad token $MY_MODE; exit 3")).broken.endswith("(run with --version): bad token ***")
+    assert (await told("echo Hello $MY_MODE $HF_TOKEN")).broken == "no version is in what it printed: Hello *** ***"
+    cause = "echo CUDA driver version is insufficient, $HF_TOKEN; exit 3"
+    assert (await told(cause)).broken == "CUDA driver version is insufficient, *** (exit code 3 of --version)"
+    # Where it is cut nothing of it is left.
+    padding = "x" * 290
+    assert "sekret" not in (await told(f"echo {padding}$MY_MODE; exit 3")).broken
+    library = "echo error while loading shared libraries: lib$MY_MODE.so.1: cannot open shared object file; exit 127"
+    found = await told(library)
+    assert "sekret" not in repr((found.broken, found.remedy, found.missing_libraries))
+
+
+async def test_equal_environments_are_tried_once(write, tmp_path):
+    program = write(f"echo >>{tmp_path}/ran", version(), helping())
+    runs = []
+    for env in ({}, {}, {"A": "1"}, {"A": "1"}):
+        model, profile = a_model(env=env)
+        found = await try_out(program, model=model, profile=profile, runs=runs)
+        assert (found.version.number, found.broken) == ("1.2", None)
+    # two commands each
+    assert len((tmp_path / "ran").read_text()) == 4
 
 
 async def test_missing_libraries_are_named_with_what_to_install(write):
@@ -300,3 +348,30 @@ async def test_a_plugin_that_builds_no_command_can_launch_nothing(write):
             return None
 
     assert "built no command" in (await try_out(write(version()), Empty())).broken
+
+
+@pytest.mark.parametrize("answer", [[].pop, lambda: 5], ids=["raised", "rubbish"])
+async def test_a_plugin_at_fault_is_named_and_not_the_program(write, answer):
+    class Reader(Plugin):
+        @hookimpl
+        def engine_read_probe(self):
+            return answer()
+
+    class Asker(Plugin):
+        @hookimpl
+        def engine_build_probe(self):
+            return answer()
+
+    class Checker(Plugin):
+        @hookimpl
+        def engine_validate(self):
+            return answer()
+
+    program = write(version(), helping())
+    found = await try_out(program, Reader())
+    assert found.broken.startswith("engine_read_probe of its plugin is at fault: it r")
+    assert "the program is not to blame" in found.remedy
+    for plugin, hook in ((Asker(), "engine_build_probe"), (Checker(), "engine_validate")):
+        found = await try_out(program, plugin)
+        assert found.broken is None
+        assert found.problems[0].startswith(f"{hook} of its plugin is at fault: it r")

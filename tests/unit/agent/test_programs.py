@@ -45,7 +45,7 @@ def test_a_configured_binary_that_is_not_there_is_not_replaced_by_another(engine
     with pytest.raises(EngineFailed, match=r"engines\.fake\.bin: /nowhere/x"):
         find_program(engine, {"fake": "/nowhere/x"})
     binary.chmod(0o644)
-    with pytest.raises(EngineFailed, match="not a program"):
+    with pytest.raises(EngineFailed, match="it may not be executed"):
         find_program(engine, {"fake": str(binary)})
 
 

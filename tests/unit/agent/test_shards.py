@@ -678,7 +678,7 @@ async def test_an_engine_that_nobody_installed_ends_the_shard(tools, make_spec):
 
 async def test_a_command_that_can_not_be_started_ends_the_shard(tools, alter, make_spec, tmp_path):
     program = tmp_path / "engine"
-    program.write_bytes(b"\x7fELF this is none")
+    program.write_bytes(b"\x7fELF\x02\x01\x01" + b"\0" * 11 + b"\xed\xed\1\0\0\0" + b"\0" * 40)
     program.chmod(0o755)
 
     def build_command(launch):
@@ -688,6 +688,42 @@ async def test_a_command_that_can_not_be_started_ends_the_shard(tools, alter, ma
     assert end.cause.startswith(f"{program} can't be started: wrong CPU architecture")
     assert end.remedy
     assert tools.ports.take() == tools.settings.engine_ports[0] + 1
+
+
+async def test_nothing_that_is_told_of_an_engine_holds_a_value_of_its_environment(
+    tools, make_spec, monkeypatch, caplog, tmp_path
+):
+    monkeypatch.setenv("HF_TOKEN", "inherited-sekret")
+    caplog.set_level("INFO")
+    lines = ("loading: bad token sekret-value", "HF_TOKEN=inherited-sekret", "x" * 1995 + "sekret-value")
+    words = [word for line in lines for word in ("--print-line", line)]
+    env = {"MY_MODE": "sekret-value"}
+    spec = make_spec(*words, "--ready-when", str(tmp_path / "never"), env=env)
+    async with living(spec, tools) as life:
+        assert (
+            await life.wait(lambda report: report.state is G and report.progress is not None)
+        ).progress == "bad token ***"
+    end, life = await run_to_end(make_spec(*words, "--crash-at-start", "--exit-code", "3", env=env, number=2), tools)
+    assert end.lines[:2] == ("loading: bad token ***", "HF_TOKEN=***")
+    assert "sekret" not in repr(life.said)
+    fatal = ("--print-line", "fatal: port 1 is already in use by sekret-value", "--crash-at-start", "--exit-code", "3")
+    end, life = await run_to_end(make_spec(*fatal, env=env, number=3), tools)
+    assert end.cause is not None
+    assert "sekret" not in repr(life.said)
+    assert "sekret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (("--print-line", "odd", "--exit-code", "3"), "look at its last lines: what went wrong stands there"),
+        (("--print-line", "usage", "--exit-code", "0"), "args may hold a flag that only prints something"),
+        (("--exit-code", "3"), "it printed nothing: run its program by hand"),
+    ],
+)
+async def test_an_exit_that_no_line_explains_brings_what_to_do(tools, make_spec, words, remedy):
+    end, _ = await run_to_end(make_spec("--crash-at-start", *words), tools)
+    assert remedy in end.remedy
 
 
 async def test_a_fault_of_llmgw_ends_the_shard_and_its_engine(alter, make_spec):

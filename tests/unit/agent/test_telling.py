@@ -55,3 +55,13 @@ def test_an_endpoint_holds_until_the_shard_stops(telling, said):
     assert (said[-1].pid, said[-1].endpoint) == (7, ENDPOINT)
     telling.state(ShardState.STOPPING)
     assert (said[-1].pid, said[-1].endpoint) == (7, None)
+
+
+def test_what_is_hidden_is_in_nothing_that_is_told(make_spec, said):
+    telling = Telling(first_report(make_spec()), said.append, lambda text: text.replace("sekret", "***"))
+    telling.progress("sekret 1")
+    # Hidden before it is cut.
+    text = "x" * (WORDS_CHARS - 3) + "sekret"
+    telling.state(ShardState.ENDED, cause=text, remedy="no sekret", lines=("a sekret", "b"))
+    assert said[0].progress == "*** 1"
+    assert (said[1].cause, said[1].remedy, said[1].lines) == (text.replace("sekret", "***"), "no ***", ("a ***", "b"))

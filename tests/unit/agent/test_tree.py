@@ -256,6 +256,7 @@ async def test_a_full_disk_at_a_launch_is_its_cause(link, engines, settings, mak
         end = await link.wait_state(spec, ENDED)
     path = settings.state / "shards" / f"{spec.id}.json"
     assert end.cause == f"state file {path} can't be written: No space left on device"
+    assert end.remedy == f"make room on the disk of {path}"
     assert not find_marked(StateFolder(settings.state).marker_prefix())
 
 

@@ -209,6 +209,8 @@ def test_a_model_without_a_profile_is_refused(tmp_path: Path) -> None:
         ('{name: cpu, engine: vllm, env: {A: "s3cret\\uD83D"}}', "env.A: holds half a character"),
         ('{name: cpu, engine: vllm, args: ["\\0"]}', "args[0]: holds a NUL character: take it out"),
         ("{name: cpu, engine: vllm, env: {A: " + "ü" * 65536 + "}}", "env.A: is longer than 128 KiB"),
+        ("{name: cpu, engine: vllm, args: [--a, " + "ü" * 65536 + "]}", "args: its word 2 is longer than 128 KiB"),
+        ("{name: cpu, engine: vllm, tool_parser: " + "x" * 131072 + "}", "tool_parser: is longer than 128 KiB"),
         ("{name: cpu, engine: vllm, env: {A: s3cret, A: s3cret}}", "env.A: written twice (first on line 4)"),
     ],
 )
@@ -388,3 +390,29 @@ def test_what_the_engines_find_wrong_comes_with_its_places_and_once() -> None:
         "m.yaml:3:83 m: profiles[1].args: b: no",
     ]
     assert find_rejections(parse_definitions(text, "m.yaml", ENGINES), {}) == []
+
+
+def test_what_no_program_can_be_started_with_is_refused_as_a_whole(tmp_path: Path) -> None:
+    words = ", ".join(["&long " + "x" * 100_000, *["*long"] * 15])
+    text = f"name: m\nsource: /m.gguf\nprofiles:\n- {{name: p, engine: vllm, args: [{words}]}}\n"
+    (found,) = problems(tmp_path, text)
+    assert found.startswith("/m.yaml:4:27 profiles[0].args: is longer than 1.5 MiB together with env (1600144 bytes)")
+    assert load_definitions(written(tmp_path, text.replace(", *long]", "]")), ENGINES)
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("source: --port=80\n", "/m.yaml:2:1 source: '--port=80' begins with -"),
+        ("source: /m.gguf\nmmproj: -x\n", "/m.yaml:3:1 mmproj: '-x' begins with -"),
+        (
+            "source: /m.gguf\nloras: [{name: l, source: --port=80}]\n",
+            "/m.yaml:3:19 loras[0].source: '--port=80' begins",
+        ),
+        ("source: /" + "x" * 5000 + "\n", "/m.yaml:2:1 source: is longer than any path: 4095 bytes at most"),
+    ],
+)
+def test_a_source_that_an_engine_would_read_as_a_flag_is_refused(tmp_path: Path, text: str, where: str) -> None:
+    (found,) = problems(tmp_path, f"name: m\n{text}profiles: [{{name: p, engine: vllm}}]\n")
+    assert found.startswith(where)
+    assert len(found) < 200

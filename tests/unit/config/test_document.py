@@ -8,11 +8,13 @@ import pytest
 from llmgw.config.document import (
     MAX_FILE_BYTES,
     MAX_VALUES,
+    MESSAGE_CHARS,
     VALUE_CHARS,
     Section,
     near,
     parse_document,
     read_document,
+    tidy,
 )
 from llmgw.errors import ConfigError
 
@@ -321,3 +323,9 @@ def test_a_text_is_placed_in_the_file_that_it_is_said_to_be_from() -> None:
         parse_document("a: [", "m.yaml")
     section, _ = parse_document("a: 1", "m.yaml")
     assert section.where("a") == "m.yaml:1:1"
+
+
+def test_a_message_is_one_line_of_a_length_that_can_be_read() -> None:
+    assert tidy("a \x1b[31m\nb") == "a \\x1b[31m\\nb"
+    assert tidy("/" + "x" * 5000 + ": is not there; do so") == "/" + "x" * 199 + "… is not there; do so"
+    assert len(tidy("word " * 1000)) == MESSAGE_CHARS + 1

@@ -49,11 +49,15 @@ def test_a_profile_without_demands_goes_to_a_node_that_has_its_engine() -> None:
     assert place(a_model(profile), [a_node()], {}, {}, 0.0) == Placement(node=N1, profile=profile)
 
 
-def test_a_profile_with_an_environment_of_its_own_may_run_what_fails_without() -> None:
+def test_a_profile_with_an_environment_of_its_own_may_find_the_libraries() -> None:
     profile = a_profile(env={"LD_LIBRARY_PATH": "/opt/lib"})
-    assert place(a_model(profile), [replace(a_node(), engines=(BROKEN,))], {}, {}, 0.0) == Placement(
+    lacking = replace(BROKEN, missing_libraries=("libe.so.1",))
+    assert place(a_model(profile), [replace(a_node(), engines=(lacking,))], {}, {}, 0.0) == Placement(
         node=N1, profile=profile
     )
+    assert the_rejection(a_profile(), replace(a_node(), engines=(lacking,))).reason is Reason.ENGINE_BROKEN
+    # Nothing else is mended by one.
+    assert the_rejection(profile, replace(a_node(), engines=(BROKEN,))).reason is Reason.ENGINE_BROKEN
 
 
 def test_without_nodes_or_profiles_nothing_is_placed_and_nobody_is_to_blame() -> None:

@@ -39,6 +39,7 @@ class Flag:
     flag: str
     given: str | None = None
     suggested: str | None = None
+    beside: str | None = None
 
 
 VLLM = Parsers(by_engine={"vLLM": Flag("--tool-call-parser", None, "hermes")}, keyed=frozenset({"vLLM"}), profile="p")
@@ -199,8 +200,8 @@ def test_a_forced_call_does_not_hide_that_the_others_are_not_parsed() -> None:
             "give llama.cpp --jinja in the place of --no-jinja",
         ),
         (
-            Parsers(by_engine={"A": Flag("--a", None, "x"), "B": Flag("--b")}, sure=False),
-            "it depends on the engine: start A with --a x; start B with --b VALUE",
+            Parsers(by_engine={"A": Flag("--a", None, "x", "--auto"), "B": Flag("--b")}, sure=False),
+            "it depends on the engine: start A with --auto --a x; start B with --b VALUE",
         ),
         (
             Parsers(by_engine={"A": None}),
@@ -320,6 +321,32 @@ def test_an_engine_that_dies_in_the_middle_was_not_asked() -> None:
         "it could not be asked (auto): 401: the key was revoked",
     )
     report = check(shows_tools(lambda body: ok(body, call=True) if is_auto(body) else error(503, "gone")))
+    assert (report.verdict, report.message) == (Verdict.UNASKED, "it could not be asked (forced): 503: gone")
+
+
+LOST = Reply(problem="the engine closed the connection")
+
+
+@pytest.mark.parametrize("dead_after", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("content", [None, HERMES])
+def test_whenever_it_dies_the_answers_before_that_prove_nothing(dead_after: int, content: str | None) -> None:
+    asked = iter(range(6))
+    report = check(lambda body: ok(body, content=content) if next(asked) < dead_after else LOST)
+    assert report.verdict is Verdict.UNASKED
+    assert report.message.endswith(": the engine closed the connection")
+
+
+def test_a_stream_that_breaks_off_is_no_answer_either() -> None:
+    half = Reply(status=200, body=b'data: {"choices": [{"index": 0, "delta": {"content": "a"}}]}\n\n')
+    report = check(lambda body: half if body.get("stream") else ok(body, content="no"))
+    assert report.verdict is Verdict.UNASKED
+    assert report.message == "it could not be asked (auto, streamed): the stream broke off before its end"
+
+
+def test_an_answer_in_another_shape_is_one_all_the_same() -> None:
+    report = check(
+        shows_tools(lambda body: Reply(status=200, body=b"<html>") if body.get("stream") else ok(body, call=True))
+    )
     assert report.verdict is Verdict.PARTLY
 
 

@@ -230,6 +230,13 @@ def test_the_exit_tells_where_no_line_does(code: int | None, signal: int | None,
     assert getattr(diagnose(["No space left on device"], code, signal), "kind", None) is CauseKind.DISK
 
 
+def test_a_kill_may_have_been_somebodys() -> None:
+    cause = diagnose((), None, 9)
+    assert cause is not None
+    assert "kernel" in cause.line
+    assert "somebody or another program killed it" in str(cause.remedy)
+
+
 def test_a_long_line_is_cut_for_whoever_reads_it() -> None:
     cause = diagnose([f"MemoryError: {'x' * 100_000}"], 1, None)
     assert cause is not None

@@ -218,9 +218,37 @@ def test_an_abbreviation_works_and_is_named() -> None:
     whole = "short for --tp-size, which another release may not take for it: write the whole"
     assert judge("--tp", "2") == (FlagState.DEPRECATED, whole)
     assert judge("--pp", "2") == (FlagState.UNKNOWN, "could be any of --pp-depth, --pp-size")
+    assert judge("-k", "2", version=Version(number="1", flags=(FLAGS[0], Flag(names=("-kv",)))))[0] is (
+        FlagState.DEPRECATED
+    )
     strict = an_engine(dataclasses.replace(INFO, flag_style=FlagStyle()))
     assert judge("--tp", "2", engine=strict)[0] is FlagState.UNKNOWN
     assert judge("-n2", engine=strict)[0] is FlagState.UNKNOWN
+
+
+def test_the_value_of_an_abbreviation_is_checked_too() -> None:
+    state, detail = judge("--kv", "fp9")
+    assert state is FlagState.WRONG_VALUE
+    assert (detail or "").startswith("short for --kv-cache: 'fp9' is none of")
+    assert judge("--old-s")[0] is FlagState.REMOVED
+
+
+def test_a_plugin_of_parsers_may_be_shortened() -> None:
+    findings = check("--parser", "c", "--parser-p", "x.py")
+    assert [each.state for each in findings] == [FlagState.OK, FlagState.DEPRECATED]
+
+
+@pytest.mark.parametrize(
+    ("value", "state"),
+    [
+        *((value, FlagState.OK) for value in ("4", "-1", "+2", " 3", "1.5", ".5", "8k", "1e-3")),
+        *((value, FlagState.WRONG_VALUE) for value in ("abc", "", "x5", "-", "\u0663")),
+    ],
+)
+def test_a_number_has_to_begin_as_one(value: str, state: FlagState) -> None:
+    version = Version(number="1", flags=(FLAGS[0], Flag(names=("--threads",), takes=Takes.ONE, number=True)))
+    found = judge("--threads", value, version=version)
+    assert found == (state, None if state is FlagState.OK else f"it needs a number, and {value!r} is none")
 
 
 def test_a_flag_that_takes_nothing_is_joined_to_nothing() -> None:
@@ -265,12 +293,19 @@ def test_a_flag_is_told_once_and_whose_it_is() -> None:
     ]
 
 
-def test_a_value_of_a_profile_that_falls_to_llmgws_last_flag_is_the_profiles_fault() -> None:
+def test_a_word_that_belongs_to_no_flag_is_named_and_not_given_to_llmgws_last() -> None:
     engine = an_engine(INFO, "--eager")
     model, profile = sample_model(engine)
     launch = launch_of(model, dataclasses.replace(profile, args=("stray", "--keys", "a")), ("t",), VERSION)
     found = [(each.flag, each.given_by, each.state) for each in check_launch(engine, launch)]
-    assert found[1] == ("--eager", "profile", FlagState.WRONG_VALUE)
+    assert found == [
+        ("--port", "llmgw", FlagState.OK),
+        ("--eager", "llmgw", FlagState.OK),
+        ("--keys", "profile", FlagState.OK),
+        ("stray", "profile", FlagState.UNKNOWN),
+    ]
+    unread = check_launch(engine, dataclasses.replace(launch, version=None))
+    assert [each.state for each in unread if each.flag == "stray"] == [FlagState.UNCHECKED]
 
 
 @pytest.mark.parametrize("program", ["/usr/bin/python3.11", "python"])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import argparse
 import random
+from dataclasses import replace
+from typing import NoReturn
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from llmgw.engines import (
@@ -17,6 +19,7 @@ from llmgw.engines import (
     find_less_context,
     find_owned,
     find_owned_env,
+    find_stray,
     is_given,
     read_argparse_help,
     split_args,
@@ -80,8 +83,8 @@ def test_the_last_of_some_flags_counts() -> None:
     assert value_of(("--a.b", "4"), ARGPARSE, "--a") is None
 
 
-def messages(*args: str, style: FlagStyle = ARGPARSE, known: tuple[str, ...] = ()) -> list[str]:
-    problems = find_owned(args, OWNED, style, known=known)
+def messages(*args: str, style: FlagStyle = ARGPARSE, ending: tuple[str, ...] = ()) -> list[str]:
+    problems = find_owned(args, OWNED, style, ending=ending)
     assert {problem.key for problem in problems} <= {"args"}
     return [problem.message for problem in problems]
 
@@ -102,9 +105,31 @@ def test_what_an_engine_takes_for_a_flag_of_llmgw_is_refused_too() -> None:
 
 
 def test_a_flag_of_its_own_is_short_for_no_other() -> None:
-    assert messages("-dp", "2", "--model", "x", known=("-dp", "--model")) == []
+    style = replace(ARGPARSE, whole=frozenset({"-dp", "--model", "--port"}))
+    assert messages("-dp", "2", "--model", "x", style=style) == []
     # One that is llmgw's stays so, whatever is known beside it.
-    assert len(messages("--port", "1", known=("--port",))) == 1
+    assert len(messages("--port", "1", style=style)) == 1
+
+
+def test_a_flag_that_ends_the_engine_is_refused_in_each_spelling() -> None:
+    why = "is not for args: with it the engine prints something and ends"
+    assert messages("--help", "-h", "--version=x", ending=("--help", "-h", "--version")) == [
+        f"--help {why}",
+        f"-h {why}",
+        f"--version {why}",
+    ]
+    assert messages("--vers", ending=("--version",)) == [f"--vers (short for --version) {why}"]
+    assert messages("--vers", style=FlagStyle(), ending=("--version",)) == []
+
+
+def test_words_before_any_flag_are_refused() -> None:
+    assert [problem.message for problem in find_stray(("one", "-1", "--a", "x", "y"), ARGPARSE)] == [
+        "'one' is no flag, and the value of none: take it out",
+        "'-1' is no flag, and the value of none: take it out",
+    ]
+    assert find_stray(("--a", "x"), ARGPARSE) == find_stray((), ARGPARSE) == []
+    # That is told by find_owned, with what to write.
+    assert find_stray(("--a x",), ARGPARSE) == []
 
 
 def test_a_flag_and_its_value_in_one_item_are_named() -> None:
@@ -419,12 +444,14 @@ def test_the_order_of_a_help_is_kept() -> None:
     assert list(flags_of(text)) == names
 
 
-def test_a_flag_is_given_in_any_spelling_but_a_short_one() -> None:
+def test_a_flag_is_given_in_any_spelling() -> None:
     args = ("--long_flag=1", "-s", "--json.key", "2", "value")
     style = FlagStyle(underscores=True, abbreviations=True, dotted=True)
     for name in ("--long-flag", "-s", "--json"):
         assert is_given(args, style, "--other", name)
+    assert is_given(("--long", "1"), style, "--long-flag")
     assert not is_given(args, style, "--long", "value", "--key")
+    assert not is_given(("--long", "1"), replace(style, abbreviations=False), "--long-flag")
     assert not is_given(args, FlagStyle(), "--long-flag", "--json")
 
 
@@ -447,3 +474,72 @@ def test_a_context_may_be_longer_than_promised_and_not_shorter() -> None:
         "--ctx 8k is 8000 tokens, and the model promises context_length 8192: "
         "take it out of args, or set context_length to 8000"
     )
+
+
+def test_a_shortened_flag_has_its_value() -> None:
+    style = FlagStyle(underscores=True, abbreviations=True, dotted=True, whole=frozenset({"--parser"}))
+    assert value_of(("--max-l=12",), style, "--max-len") == "12"
+    assert value_of(("--max_l", "12"), style, "--max-len") == "12"
+    assert value_of(("-m", "12"), style, "-ml") == "12"
+    for words in (("-n5",), ("-n=5",), ("-n", "5")):
+        assert value_of(words, style, "-n") == "5"
+    assert value_of(("-n1.5",), style, "-n") == "1.5"
+    assert value_of(("-nkey=value", "x"), style, "-n") == "key=value"
+    assert value_of(("--json-c.key", "1"), style, "--json-config") is None
+    assert is_given(("--json-c.key", "1"), style, "--json-config")
+    assert value_of(("--parser", "x"), style, "--parser-plugin") is None
+    strict = FlagStyle()
+    assert [value_of(words, strict, "--max-len", "-n") for words in (("--max-l=1",), ("-n5",))] == [None, None]
+
+
+class RefusedError(Exception):
+    """What argparse ends the program for."""
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise RefusedError(message)
+
+
+NAMES = st.frozensets(
+    st.sampled_from(
+        ["--max-len", "--max", "--max-seqs", "--tool", "--tool-call", "-n", "-r", "-sc", "-cc", "--no-tool"]
+    ),
+    min_size=1,
+)
+GIVEN = st.sampled_from(
+    [
+        "--m",
+        "--max",
+        "--max-",
+        "--max-l",
+        "--max-s",
+        "--tool",
+        "--too",
+        "--tool-c",
+        "-n",
+        "-n5",
+        "-s",
+        "-sc",
+        "-c",
+        "-r2",
+    ]
+)
+
+
+@pytest.mark.slow
+@given(NAMES, GIVEN, st.booleans())
+def test_what_argparse_takes_for_a_flag_is_taken_for_it(names: frozenset[str], word: str, joined: bool) -> None:
+    # Only since Python 3.12 is "-s=v" short for "-sc=v": which of them an engine has nobody knows.
+    assume(not (joined and word in ("-s", "-c")))
+    parser = Parser(add_help=False)
+    for name in names:
+        parser.add_argument(name, dest=name)
+    words = (f"{word}=v",) if joined else (word, "v")
+    style = FlagStyle(abbreviations=True, whole=names)
+    try:
+        parsed = vars(parser.parse_known_args(list(words))[0])
+    except RefusedError:
+        # It fits several: no launch comes of it, whatever it is taken for.
+        return
+    assert {name: value_of(words, style, name) for name in names} == parsed

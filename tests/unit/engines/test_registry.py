@@ -157,7 +157,7 @@ def test_an_answer_of_the_wrong_kind_is_none_and_is_logged_once(caplog: pytest.L
 def test_a_command_that_cannot_be_built_is_a_failed_engine(caplog: pytest.LogCaptureFixture) -> None:
     with pytest.raises(EngineFailed, match="engine tiny built no command for m"):
         an_engine(engine_build_command=lambda launch: launch.nothing).build_command(LAUNCH)
-    with pytest.raises(EngineFailed):
+    with pytest.raises(EngineFailed, match=r"for m: engine_build_command of its plugin returned None$"):
         an_engine(engine_build_command=lambda: None).build_command(LAUNCH)
     assert "AttributeError" in caplog.text
 
@@ -274,7 +274,16 @@ def test_what_an_engine_cannot_do_is_refused_by_key() -> None:
         tool_parser=True,
         reasoning_parser=True,
     )
-    assert find_unable(able, model, profile) == []
+    assert [(problem.key, problem.message) for problem in find_unable(able, model, profile)] == [
+        ("tool_parser", "tool_parser is for chats, and the task is rerank: take it out"),
+        ("reasoning_parser", "reasoning_parser is for chats, and the task is rerank: take it out"),
+    ]
+    assert (
+        find_unable(
+            dataclasses.replace(able, tasks=frozenset(Task)), dataclasses.replace(model, task=Task.CHAT), profile
+        )
+        == []
+    )
     assert find_unable(INFO, MODEL, PROFILE) == []
 
 
@@ -349,7 +358,7 @@ def test_a_command_that_can_not_be_started_is_a_failed_engine_and_is_logged_once
 ) -> None:
     engine = an_engine(engine_build_command=lambda launch: Command(argv=[*launch.program]))  # type: ignore[arg-type]
     for _ in range(3):
-        with pytest.raises(EngineFailed, match="engine tiny built no command for m: the log says why"):
+        with pytest.raises(EngineFailed, match="for m: engine_build_command of its plugin is at fault: it returned a"):
             engine.build_command(LAUNCH)
     (record,) = caplog.records
     assert "it returned a Command whose argv is not a tuple of text" in record.getMessage()
@@ -536,3 +545,37 @@ def test_a_name_that_two_plugins_claim_goes_to_one_and_the_other_is_named(
         "engine twin": "plugin registry_twin_b of distribution registry_twin_b 1.0 is left out: plugin registry_twin_a "
         "of distribution registry_twin_a 1.0 has that name already; take one of them away"
     }
+
+
+def test_a_hook_at_fault_is_named_until_it_answers(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[object] = ["rubbish", None, Version(number="1")]
+
+    def read() -> object:
+        answer = answers.pop(0)
+        if answer == "rubbish":
+            raise ValueError("two\nlines")
+        return answer
+
+    engine = an_engine(engine_read_probe=read)
+    outputs = [ProbeOutput(code=0, stdout="", stderr="")]
+    assert engine.find_fault("engine_read_probe") is None
+    assert engine.read_probe(outputs) is None
+    words = "engine_read_probe of its plugin is at fault: it raised ValueError: two lines"
+    assert engine.find_fault("engine_read_probe") == words
+    assert engine.read_probe(outputs) is None
+    assert engine.find_fault("engine_read_probe") is None
+    assert engine.read_probe(outputs) == Version(number="1")
+    assert len(caplog.records) == 1
+
+
+def test_rubbish_among_problems_is_left_out_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    sound = Problem(key="args", message="bad")
+    engine = an_engine(engine_validate=lambda: [1, sound, None])
+    for _ in range(3):
+        assert engine.validate(MODEL, PROFILE) == [sound]
+    assert [record.getMessage() for record in caplog.records] == [
+        "engine tiny: engine_validate of its plugin is ignored: it returned a list with int in it, not Problem"
+    ]
+    assert engine.find_fault("engine_validate") is not None
+    for rubbish in ([None], [sound, None]):
+        assert an_engine(engine_validate=lambda rubbish=rubbish: rubbish).validate(MODEL, PROFILE) == rubbish[:-1]

@@ -49,7 +49,7 @@ INFO = EngineInfo(
     default_binary="tiny",
     sources=frozenset({SourceKind.FILE}),
     file_suffixes=(".tiny",),
-    api_paths=frozenset({"/v1/completions"}),
+    api_paths=frozenset({"/v1/completions", "/v1/embeddings"}),
     tasks=frozenset({Task.CHAT, Task.EMBED}),
     tensor_parallel=True,
     pipeline_parallel=True,
@@ -61,7 +61,18 @@ INFO = EngineInfo(
     flag_changes=(FlagChange(flag="--weights", gone_in="0.5", instead="--model"),),
 )
 OWNED = dict.fromkeys(("--host", "--port", "--model", "--name"), "the launch")
-MORE = ("--projector", "--lora", "--parse-tools", "--parse-thoughts", "--tp", "--pp", "--nodes", "--rank", "--meet")
+MORE = (
+    "--context",
+    "--projector",
+    "--lora",
+    "--parse-tools",
+    "--parse-thoughts",
+    "--tp",
+    "--pp",
+    "--nodes",
+    "--rank",
+    "--meet",
+)
 PASSED = frozenset({*OWNED, *MORE, "--headless", "--embed", "--eager"})
 NEWER = PASSED | {"--quiet"}
 
@@ -73,6 +84,7 @@ def words_of(launch: Launch) -> list[str]:
         words += ["--host", launch.host, "--port", str(launch.port), "--name", launch.served_name]
     else:
         words += ["--headless"]
+    words += ["--context", str(launch.context_length)] if launch.context_length and launch.rank == 0 else []
     words += ["--embed"] if launch.task is Task.EMBED else []
     # A newer release has one more, and an old one is not given it.
     words += ["--quiet"] if launch.version is not None and launch.version.find("--quiet") else []
@@ -136,9 +148,20 @@ def good_exit(lines: tuple[str, ...], code: int | None, signal: int | None) -> C
 
 
 def good_load(text: str) -> Load | None:
-    return (
-        Load(running=0, waiting=len(text), cache_used=0.5, prompt_tokens=9, cached_tokens=3, steps=1) if text else None
-    )
+    found = dict(re.findall(r"^tiny_(\w+) (\d{1,9}(?:\.\d{1,9})?)$", text, re.MULTILINE))
+    if "running" not in found:
+        return None
+    return Load(running=int(float(found["running"])), cache_used=min(1.0, float(found.get("used_percent", 0)) / 100))
+
+
+def good_context(text: str) -> int | None:
+    found = re.search(r'"tokens": ([1-9]\d{0,8})\b(?!\.)', text)
+    return int(found[1]) if found else None
+
+
+# What the server answers.
+METRICS = "# TYPE tiny_running gauge\ntiny_running 3\ntiny_used_percent 37.5\n"
+CONTEXTS = '{"model": "tiny", "tokens": 4096}'
 
 
 GOOD: dict[str, Callable[..., object] | None] = {
@@ -156,6 +179,7 @@ GOOD: dict[str, Callable[..., object] | None] = {
     "engine_read_log": lambda line: LogFact(progress="loading") if "load" in line else None,
     "engine_read_exit": good_exit,
     "engine_read_load": good_load,
+    "engine_read_context": good_context,
 }
 
 
@@ -168,6 +192,8 @@ def contract(**hooks: Any) -> EngineContract:
     checked.owned = ("--name",)  # type: ignore[misc]
     checked.inherited = ("TINY_PORT",)  # type: ignore[misc]
     checked.log = ("MemoryError", "loading")  # type: ignore[misc]
+    checked.metrics = (METRICS,)  # type: ignore[misc]
+    checked.contexts = (CONTEXTS,)  # type: ignore[misc]
     checked.launches = (replace(EngineContract.launch, args=("--eager",)),)  # type: ignore[misc]
     return checked
 
@@ -231,12 +257,16 @@ def test_a_plugin_of_three_hooks_passes(test: str) -> None:
         return Command(argv=(*argv, *launch.args), env=environment_of(launch))
 
     plain = replace(EngineContract.launch, args=())
-    info = replace(
-        EngineInfo(title="T", default_binary="t", sources=frozenset({SourceKind.REPOSITORY})), api_paths={"/v1/models"}
+    info = EngineInfo(
+        title="T",
+        default_binary="t",
+        sources=frozenset({SourceKind.REPOSITORY}),
+        api_paths=frozenset({"/v1/completions"}),
     )
     owned = {"-m": "a", "-n": "b", "-h": "c", "-p": "d"}
     checked = EngineContract()
     checked.launch = plain  # type: ignore[misc]
+    checked.takes_context = False  # type: ignore[misc]
     hooks = {
         "engine_describe": lambda: info,
         "engine_build_command": build,
@@ -251,6 +281,33 @@ def interrupted(launch: Launch, command: Command) -> tuple[str, ...]:
     return (*command.argv, "--late")
 
 
+def addressed(*words: str) -> dict[str, Any]:
+    """The right command, with these words in the place of host and port."""
+
+    def build(launch: Launch) -> Command:
+        command = good_command(launch)
+        at = command.argv.index("--host") if launch.rank == 0 else 0
+        return replace(command, argv=(*command.argv[:at], *words, *command.argv[at + 4 :])) if at else command
+
+    return {"engine_build_command": build}
+
+
+def with_context(read: Callable[[Launch], int | None]) -> dict[str, Any]:
+    """The right command, with another number of tokens."""
+    return {"engine_build_command": lambda launch: good_command(replace(launch, context_length=read(launch)))}
+
+
+def rules_of(
+    model: Model, fields: Callable[[str], dict[str, object]], base: dict[str, object] | None = None
+) -> RequestRules:
+    return RequestRules(loras={lora.name: fields(lora.name) for lora in model.loras}, base=base or {})
+
+
+def read_used(text: str, pattern: str, convert: Callable[[float], float] = float) -> Load | None:
+    found = re.search(pattern, text)
+    return Load(running=1, cache_used=convert(float(found[1]))) if found else Load(running=1)
+
+
 ODD_LINE = Cause(kind=CauseKind.OTHER, line="two\nlines")
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
@@ -262,6 +319,9 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
             ({"file_suffixes": ()}, "file_suffixes"),
             ({"file_suffixes": ("tiny",)}, "begin with a dot"),
             ({"api_paths": frozenset()}, "api_paths"),
+            ({"api_paths": frozenset({"/generate", "/v1/embeddings"})}, "task chat is asked for at"),
+            ({"api_paths": frozenset({"/v1/completions"})}, "task embed is asked for at"),
+            ({"api_paths": INFO.api_paths, "tasks": frozenset(Task)}, "task rerank is asked for at"),
             ({"health_path": "health"}, "begin with a slash"),
             ({"load_path": "metrics"}, "begin with a slash"),
             ({"stop_signal": "SIGNOTHING"}, "no signal"),
@@ -308,6 +368,19 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "test_its_command_carries_every_fact",
         building(serves=lambda launch, command: True),
         "rank 1 of 2: '127.0.0.1' is not passed",
+    ),
+    *(
+        ("test_its_command_carries_every_fact", addressed(*words), "is not passed")
+        for words in (("--bind", "127.0.0.1"), ("--bind", "127.0.0.1:1"), ("--bind=127.0.0.1:187650",))
+    ),
+    *(
+        ("test_its_command_gives_a_request_the_context_that_is_promised", hooks, words)
+        for hooks, words in (
+            (without("--context"), "the launch, context_length: '7321' is not passed"),
+            (with_context(lambda launch: (launch.context_length or 0) * 2), "'7321' is not passed"),
+            (with_context(lambda launch: 7321), "'11743' is not passed"),
+            (with_context(lambda launch: 0 if launch.mmproj else launch.context_length), "a projector, context_length"),
+        )
     ),
     ("test_the_args_of_a_profile_come_last", building(argv=interrupted), "args come last"),
     *(
@@ -358,6 +431,30 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
         "test_an_adapter_has_its_rules",
         {"engine_build_request": lambda model: RequestRules(loras={lora.name: {"a": {1}} for lora in model.loras})},
         "not JSON serializable",
+    ),
+    *(
+        ("test_an_adapter_has_its_rules", {"engine_build_request": lambda model, rules=rules: rules(model)}, words)
+        for rules, words in (
+            (lambda model: rules_of(model, lambda name: {"model": "x"}), "'sql' and 'prose' are asked for alike"),
+            (lambda model: rules_of(model, lambda name: {}), "asked for alike"),
+            (lambda model: rules_of(model, lambda name: {"model": model.name}), "asked for alike"),
+            (
+                lambda model: rules_of(model, lambda name: {"adapter": name}),
+                "'sql' is told by .'adapter'., and base does not say what ends it",
+            ),
+            (
+                lambda model: rules_of(model, lambda name: {"adapter": name, "model": model.name}, {"other": 1}),
+                "base does not say what ends it",
+            ),
+            (
+                lambda model: rules_of(model, lambda name: {"adapter": name}, {"adapter": "prose"}),
+                "'prose' and the model itself .base. are asked for alike",
+            ),
+            (
+                lambda model: rules_of(model, lambda name: {"model": name}, {"model": "sql"}),
+                "'sql' and the model itself .base. are asked for alike",
+            ),
+        )
     ),
     ("test_cards_are_pinned", building(env=lambda launch, command: {}), "gpus=\\(\\) is no GPU at all"),
     (
@@ -544,6 +641,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
             (lambda: True, "above 0"),
             (lambda: "512", "above 0"),
             (lambda text: int(f"{text}x") if text else None, "invalid literal"),
+            (lambda: None, "nothing is read in"),
+            (lambda text: int(text[30:32]) if "tokens" in text else None, "invalid literal"),
         )
     ),
     *(
@@ -559,6 +658,11 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
             (lambda: Load(cache_used=float("nan")), "a share is 0 to 1|the same question"),
             (lambda: "busy", "engine_read_load returned"),
             (lambda text: Load(running=int(text)), "invalid literal"),
+            (lambda text: None, "nothing is read in"),
+            (lambda text: Load() if "tiny" in text else None, "nothing is read in"),
+            # Right over all that is made up, and a percentage where a share belongs.
+            (lambda text: read_used(text, r"tiny_used_percent (37\.5)"), "a share is 0 to 1"),
+            (lambda text: read_used(text, r"tiny_running (1e999)", int), "infinity"),
         )
     ),
 ]
@@ -625,6 +729,41 @@ def test_a_flag_that_may_be_repeated_may_be_repeated() -> None:
     checked = contract(**hooks)
     checked.repeatable = ("--port",)  # type: ignore[misc]
     checked.test_no_flag_is_given_twice()
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--bind=127.0.0.1:18765",),
+        ("--bind", "127.0.0.1:18765"),
+        ("--bind", "tcp://127.0.0.1:18765"),
+        ("--bind=http://127.0.0.1:18765",),
+        ("127.0.0.1:18765",),
+    ],
+)
+def test_host_and_port_may_be_one_word(words: tuple[str, ...]) -> None:
+    checked = contract(**addressed(*words))
+    checked.test_its_command_carries_every_fact()
+    if words[0].startswith("--bind"):
+        fails(checked, "test_args_may_not_repeat_a_flag_of_the_house", r"'--bind', 'other'.* passed")
+
+
+def test_an_engine_that_knows_no_gpus_has_none_to_pin() -> None:
+    """One for CPUs only is not told of cards at all; one that has flags for them, or is spread over them, is."""
+    blind = building(env=lambda launch, command: {})
+    of_cpus = replace(INFO, cpu=True, tensor_parallel=False, pipeline_parallel=False, span_nodes=False, projector=False)
+    contract(engine_describe=lambda: of_cpus, **blind).test_cards_are_pinned()
+    for info in (replace(INFO, cpu=True), replace(of_cpus, cpu=False)):
+        fails(contract(engine_describe=lambda info=info: info, **blind), "test_cards_are_pinned", "is no GPU at all")
+    some = building(env=lambda launch, command: command.env if launch.gpus else {})
+    fails(contract(engine_describe=lambda: of_cpus, **some), "test_cards_are_pinned", "is no GPU at all")
+
+
+def test_an_adapter_without_a_model_of_its_own_is_ended_by_base() -> None:
+    def build(model: Model) -> RequestRules:
+        return rules_of(model, lambda name: {"adapter": name}, {"adapter": None} if model.loras else {})
+
+    contract(engine_build_request=build).test_an_adapter_has_its_rules()
 
 
 def test_a_flag_table_is_one_flag_a_line() -> None:

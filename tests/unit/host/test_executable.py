@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.host.executable import explain_start
+from llmgw.host.executable import advise_write, explain_start, find_unusable
 
 OTHERS = {"x86_64": (183, "aarch64"), "aarch64": (62, "x86_64")}
 
@@ -40,12 +40,45 @@ def test_a_binary_for_another_cpu_names_both(explain):
 
 
 def test_a_cpu_that_nobody_knows_is_told_by_its_number(explain):
-    assert "another CPU (number 60909)" in explain(b"\x7fELF\x02\x01\x01" + b"\0" * 11 + b"\xed\xed").reason
+    head = b"\x7fELF\x02\x01\x01" + b"\0" * 11 + b"\xed\xed\1\0\0\0" + b"\0" * 40
+    assert "another CPU (number 60909)" in explain(head).reason
 
 
 def test_a_binary_that_is_cut_off_is_damaged(explain):
     head = Path(os.path.realpath("/bin/true")).read_bytes()[:30]
     assert explain(head).reason == "its file is damaged: it is no whole binary"
+
+
+def test_what_only_begins_as_a_binary_is_damaged_and_of_no_other_cpu(explain):
+    assert explain(b"\x7fELF" + b"a" * 200).reason == "its file is damaged: it is no whole binary"
+    head = b"\x7fELF\x02\x01\x01" + b"\0" * 11 + b"\xed\xed\1\0\0\0"
+    assert explain(head).reason == "its file is damaged: it is no whole binary"
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (errno.ENOSPC, "make room on the disk of /srv/state"),
+        (errno.EDQUOT, "make room on the disk of /srv/state"),
+        (errno.EROFS, "see that llmgw may write to /srv/state"),
+        (errno.EIO, None),
+    ],
+)
+def test_a_file_that_can_not_be_written_is_told_with_what_to_do(number, said):
+    assert advise_write(OSError(number, os.strerror(number)), "/srv/state") == said
+    found = explain_start("/bin/engine", OSError(number, os.strerror(number), "/srv/state"))
+    assert (found.reason, found.remedy) == (f"/srv/state: {os.strerror(number)}", said)
+
+
+def test_what_can_be_no_program_is_told_before_anybody_starts_it(tmp_path):
+    plain = tmp_path / "plain"
+    plain.write_text("no program")
+    assert find_unusable(str(plain)).reason == "it may not be executed"
+    assert find_unusable(str(tmp_path)).reason == "it is a folder"
+    assert find_unusable(str(tmp_path / "none")).reason == "it is not there"
+    assert find_unusable(os.fsdecode(b"/bin/\xff")).remedy == "give the program a path that is"
+    plain.chmod(0o755)
+    assert find_unusable(str(plain)) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"exec llama-server\n", b"PK\x03\x04 a zip"])

@@ -151,3 +151,11 @@ def test_the_oldest_logs_that_nobody_uses_go(tmp_path):
     (tmp_path / "shd-0.log.1").touch()
     prune_logs(tmp_path, {tmp_path / "shd-0.log"}, kept=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shd-0.log", "shd-0.log.1", "shd-3.log", "shd-4.log"]
+
+
+def test_what_is_hidden_is_hidden_before_a_line_is_cut(tmp_path):
+    path = tmp_path / "a.log"
+    path.write_text("x" * (LINE_CHARACTERS - 4) + "sekret\n" + "sek\x1b[1mret\n")
+    log = LogFile(path, lambda text: text.replace("sekret", "***"))
+    assert log.read_new() == ["x" * (LINE_CHARACTERS - 4) + "***", "***"]
+    assert log.read_last(1) == ("***",)

@@ -15,6 +15,7 @@ from llmgw.engines.types import Command
 from llmgw.host.process import (
     NoOutput,
     Silence,
+    advise_exit,
     describe_exit,
     find_marked,
     find_tree,
@@ -356,6 +357,20 @@ async def test_a_probe_leaves_no_process(tmp_path, monkeypatch, ending):
 )
 def test_an_exit_code_in_words(code, words):
     assert describe_exit(code) == words
+
+
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (0, "has to exec the engine"),
+        (1, "its last lines"),
+        (-11, "it crashed"),
+        (134, "it crashed"),
+        (-15, "who ended it"),
+    ],
+)
+def test_what_to_do_about_an_exit_that_nothing_explains(code, words):
+    assert words in advise_exit(code)
 
 
 @pytest.mark.parametrize(("number", "facts"), [(0, (0, None)), (3, (3, None)), (-9, (None, 9)), (None, (None, None))])

@@ -14,15 +14,18 @@ from typing import Any
 
 import trio
 
-from llmgw.agent.preflight import examine
+from llmgw.agent.masking import Mask
+from llmgw.agent.preflight import Run, examine
+from llmgw.agent.programs import find_given
 from llmgw.config.definition import Definition, find_rejections, load_definitions, unknown_engine
-from llmgw.config.paths import is_text
 from llmgw.core.model import Model, Profile
 from llmgw.engines.check import FlagFinding, sample_model
 from llmgw.engines.registry import Engine, Found, find_engines
 from llmgw.errors import ConfigError, Problem, UsageError
+from llmgw.host.guard import ended_with_us
 from llmgw.host.output import STDERR, say
 from llmgw.host.signals import stop_signals
+from llmgw.units import printable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,11 +57,20 @@ def check_binary(name: str, binary: str, file: str | None) -> dict[str, Any]:
     """What came of it, as values for JSON. UsageError or ConfigError where it can't be begun."""
     found = find_engines()
     engine = find_engine(name, found)
+    # Another plugin of this name, or a folder of plugins that can't be read: this may not be the engine that was meant.
+    for problem in found.problems:
+        if problem.key == f"engine {name}" or not problem.key.startswith("engine "):
+            say(f"llmgw: {printable(str(problem))}")
     program = find_binary(binary)
     targets = read_targets(Path(file), engine, found) if file is not None else Targets(own=(_ordinary(engine),))
-    if os.isatty(STDERR):
-        say(f"reading the version and the help of {program[0]} (each within {engine.info.probe_seconds:g} s) ...")
-    checks = trio.run(_check_all, engine, program, targets.own)
+    number = len(targets.own)
+    if os.isatty(STDERR) or number > 1:
+        each = f", {number} profiles" if number > 1 else ""
+        limit = f"each within {engine.info.probe_seconds:g} s"
+        say(f"reading the version and the help of {printable(program[0])} ({limit}{each}) ...")
+    marker = f"engine-check-{os.getpid()}-"
+    with ended_with_us(marker):
+        checks = trio.run(_check_all, engine, program, targets.own, marker)
     return _answer(engine, program, checks, targets.others)
 
 
@@ -71,28 +83,21 @@ def find_engine(name: str, found: Found) -> Engine:
     """UsageError names those that there are, and why this one can't be used, where that is known."""
     if name in found.engines:
         return found.engines[name]
-    reasons = [problem.message for problem in found.problems if problem.key == f"engine {name}"]
-    raise UsageError("\n".join((unknown_engine(name, found.engines), *reasons)))
+    own = [problem.message for problem in found.problems if problem.key == f"engine {name}"]
+    # The name that stands in its package may be another one, and the folder that it lies in can't be read.
+    others = [str(problem) for problem in found.problems if problem.key != f"engine {name}"]
+    raise UsageError("\n".join((unknown_engine(name, found.engines), *own, *others)))
 
 
 def find_binary(given: str) -> tuple[str, ...]:
     """What is run: a path, or a bare name that PATH finds, as ``engines.<name>.bin`` is read. UsageError says what to
     do."""
-    path = os.path.expanduser(given)
-    if os.sep not in path:
-        on_path = shutil.which(path)
-        if on_path is None and not os.path.exists(path):
-            raise UsageError(f"--bin: there is no program {given!r} on PATH; give its whole path")
-        path = on_path or path
-    path = os.path.abspath(path)
-    if os.path.isdir(path):
-        raise UsageError(f"--bin: {given} is a folder; give the program in it")
-    if not os.path.exists(path):
-        raise UsageError(f"--bin: {given} is not there; give the path of the engine's program")
-    if not os.access(path, os.X_OK):
-        raise UsageError(f"--bin: {given} may not be executed; `chmod +x` it, or give the program itself")
-    if not is_text(path):
-        raise UsageError(f"--bin: {os.fsencode(path)!r} is not UTF-8; give the program a path that is")
+    # A bare name that lies here is meant as a path by whoever sees it here; an agent is somewhere else.
+    here = os.sep not in given and shutil.which(given) is None and os.path.exists(given)
+    path, unusable = find_given(os.path.join(os.curdir, given) if here else given)
+    if unusable is not None:
+        name = printable(os.fsencode(given).decode("utf-8", "backslashreplace"))
+        raise UsageError(f"--bin: {name}: {unusable.reason}; {unusable.remedy}")
     return (path,)
 
 
@@ -115,32 +120,42 @@ def read_targets(file: Path, engine: Engine, found: Found) -> Targets:
     return Targets(own=own, others=others)
 
 
-async def _check_all(engine: Engine, program: tuple[str, ...], targets: Sequence[Target]) -> list[dict[str, Any]]:
+async def _check_all(
+    engine: Engine, program: tuple[str, ...], targets: Sequence[Target], marker: str
+) -> list[dict[str, Any]]:
+    # Another environment may make it another program; with an equal one it is run once.
+    runs: list[Run] = []
     with _stops_as_ctrl_c():
-        # Each is tried anew: its environment may make it another program.
         return [
-            await _check(engine, program, target, marker=f"engine-check-{os.getpid()}-{number}:0")
+            await _check(engine, program, target, marker=f"{marker}{number}:0", runs=runs)
             for number, target in enumerate(targets)
         ]
 
 
-async def _check(engine: Engine, program: tuple[str, ...], target: Target, *, marker: str) -> dict[str, Any]:
+async def _check(
+    engine: Engine, program: tuple[str, ...], target: Target, *, marker: str, runs: list[Run]
+) -> dict[str, Any]:
     model, profile = target.model, target.profile
-    tried = await examine(engine, program, model=model, profile=profile, marker=marker)
-    starts = tried.starts
+    tried = await examine(engine, program, model=model, profile=profile, marker=marker, runs=runs)
+    starts, version = tried.starts, tried.version
     invalid = engine.validate(model, profile, tried.version) if starts else []
-    unplaced = {str(problem) for problem in invalid}
+    mask = Mask(profile.env)
+    # As they are told in the one place, and not in the other.
+    unplaced = {mask.hide(str(problem)) for problem in invalid}
     problems = [problem for problem in tried.problems if problem not in unplaced]
+    fails = not starts or bool(invalid) or any(finding.breaks for finding in tried.findings)
     named = {} if target.definition is None else {"model": model.name, "profile": profile.name, "where": target.where}
     return {
         **named,
-        "version": tried.version.number if tried.version is not None else None,
-        "works": starts and not invalid and not any(finding.breaks for finding in tried.findings),
+        "version": None if version is None else mask.hide(version.number),
+        # What never said which release it is may be any program, or one that hangs.
+        "works": not fails and version is not None,
+        "fails": fails,
         "starts": starts,
         "broken": None if starts else tried.broken,
         "remedy": tried.remedy,
         "missing_libraries": list(tried.missing_libraries),
-        "problems": [*problems, *map(target.locate, invalid)],
+        "problems": [*problems, *mask.hide_all(map(target.locate, invalid))],
         "flags": [_flag(finding) for finding in tried.findings],
     }
 
@@ -173,6 +188,7 @@ def _answer(
         "program": program,
         "version": next((check["version"] for check in checks if check["version"] is not None), None),
         "works": all(check["works"] for check in checks),
+        "fails": any(check["fails"] for check in checks),
         "starts": worst["starts"],
         "broken": worst["broken"],
         "remedy": worst["remedy"],

@@ -18,6 +18,7 @@ from llmgw.dialects.openai import read_engine_error
 from llmgw.dialects.toolcheck import CHAT_PATH, Findings, Request, advance, ask_about_tools
 from llmgw.dialects.toolreplies import Reply
 from llmgw.errors import LlmgwError, UsageError
+from llmgw.units import printable
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 MAX_KEY_BYTES = 4096
@@ -144,13 +145,12 @@ class Client:
             # Whoever names it needs no list: that only tells whose engine it is.
             return next((each for each in found or () if each.name == name), Served(name=name))
         if found is None:
-            told = reply.problem or read_engine_error(reply.status, reply.body).message
-            why = told if reply.problem or reply.status != 200 else "that is no list of models"
-            status = f"{reply.status}: " if reply.status else ""
             url = self.endpoint.url + _MODELS_PATH
-            raise LlmgwError(self.endpoint.hide(f"{url} does not tell its models ({status}{why})"))
+            raise LlmgwError(self.endpoint.hide(f"{url} does not tell its models ({_why_none(reply)})"))
+        if not found:
+            raise LlmgwError(f"{self.endpoint.url} has no models: load one there, or name it with --model")
         if len(found) != 1:
-            names = ", ".join(each.name for each in found) or "none"
+            names = ", ".join(printable(each.name) for each in found)
             raise UsageError(f"{self.endpoint.url} has {len(found)} models: say which with --model; there is {names}")
         return found[0]
 
@@ -200,6 +200,15 @@ def _is_here(parts: SplitResult) -> bool:
         return host == "localhost" or ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
+
+
+def _why_none(reply: Reply) -> str:
+    # (a problem tells the status itself, where that is what is wrong)
+    if reply.problem is not None:
+        return reply.problem
+    if reply.status == 200:
+        return "200: that is no list of models"
+    return f"{reply.status}: {read_engine_error(reply.status, reply.body).message}"
 
 
 def _read_models(reply: Reply) -> list[Served] | None:

@@ -46,7 +46,7 @@ def command(
 
     With --bin the version and the help of the binary are read, in the environment of a launch; no model is loaded.
     STATE is ok, deprecated, renamed, removed, unknown, wrong value, or unchecked (the help does not tell). Exit status:
-    0 a launch would work, 1 it would not, 2 the command or the definition is wrong.
+    0 a launch would work, 1 it would not or that is not known, 2 the command or the definition is wrong.
 
     \b
     llmgw ctl engine-check vllm --bin /opt/vllm/bin/vllm --profile qwen.yaml
@@ -98,7 +98,8 @@ def find_on_node(told: Answer, engine: str, node: str) -> Answer:
         "node_state": there["state"],
         "program": found["program"],
         "version": found.get("version"),
-        "works": broken is None,
+        "works": broken is None and found.get("version") is not None,
+        "fails": broken is not None,
         "starts": starts,
         "broken": None if starts else broken,
         "remedy": remedy,
@@ -170,9 +171,11 @@ def _verdict(answer: Answer) -> str:
     if not answer["starts"]:
         return f"a launch{there} would fail: the binary can't start, whatever its flags"
     flags = [flag for check in answer.get("checks", (answer,)) for flag in check["flags"]]
-    if not answer["works"]:
+    if answer["fails"]:
         over = _names(flags, BREAKING)
         return f"a launch{there} would fail over {over}" if over else f"a launch{there} would fail: see above"
+    if not answer["works"]:
+        return f"it is not known whether a launch{there} would work: the binary has not said which release it is"
     if flags and not answer.get("flags_ok") and all(flag["state"] == "unchecked" for flag in flags):
         return "nothing is known against a launch, but no flag could be checked"
     old = _names(flags, {"deprecated"})

@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from llmgw.host.process import is_killed, read_stat
+
 PATIENCE_SECONDS = 60
 
 PLUGIN = """
@@ -181,7 +183,7 @@ def test_json_has_everything_under_names_that_stay(ctl: Any, program: Make, defi
         {"flag": "--port", "given_by": "llmgw", "state": "ok"},
         {"flag": "--old", "given_by": "profile", "state": "deprecated", "detail": "deprecated: it does nothing"},
     ]
-    facts = {"works": True, "starts": True, "missing_libraries": [], "problems": []}
+    facts = {"works": True, "fails": False, "starts": True, "missing_libraries": [], "problems": []}
     assert told == {
         "engine": "toy",
         "program": [str(path)],
@@ -220,6 +222,47 @@ def test_a_help_that_tells_nothing_leaves_the_flags_unchecked(ctl: Any, program:
     assert "--port   llmgw     unchecked" in ended.out
     assert ended.out.splitlines()[-1] == "nothing is known against a launch, but no flag could be checked"
     assert ended.status == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("text", ["exec sleep 600", "exec yes"])
+def test_a_program_that_never_said_its_version_is_not_known_to_work(
+    ctl: Any, program: Make, site: Path, text: str
+) -> None:
+    plugin = site / "toy_engine_of_a_test.py"
+    plugin.write_text(PLUGIN.replace('title="Toy"', 'title="Toy", probe_seconds=0.5'))
+    path = program(text)
+    ended = ctl("engine-check", "toy", "--bin", str(path))
+    assert ended.status == 1
+    last = "it is not known whether a launch would work: the binary has not said which release it is"
+    assert ended.out.splitlines()[-1] == last
+    told = json.loads(ctl("engine-check", "toy", "--bin", str(path), "--json").out)
+    assert (told["works"], told["fails"], told["starts"]) == (False, False, True)
+
+
+def test_a_secret_of_the_profile_is_not_shown(
+    ctl: Any, program: Make, definition: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "sekret-inherited")
+    file = definition("engine: toy, env: {MY_MODE: sekret-of-the-profile}")
+    for text in ("echo bad token $MY_MODE $HF_TOKEN; exit 1", "echo 2.1-$MY_MODE"):
+        for more in ((), ("--json",)):
+            ended = ctl("engine-check", "toy", "--bin", str(program(text)), "--profile", str(file), *more)
+            assert "***" in ended.out
+            assert "sekret" not in ended.out + ended.err
+
+
+def test_profiles_of_equal_environments_are_tried_once_and_more_than_one_is_told(
+    ctl: Any, program: Make, definition: Make, tmp_path: Path
+) -> None:
+    path = program(f"echo >>{tmp_path}/ran; {SAYS}")
+    file = definition("engine: toy", "engine: toy, args: [--old]", "engine: toy, env: {A: b}")
+    ended = ctl("engine-check", "toy", "--bin", str(path), "--profile", str(file))
+    assert ended.status == 0
+    # the version and the help, in two environments
+    assert len((tmp_path / "ran").read_text()) == 4
+    assert f"reading the version and the help of {path}" in ended.err
+    assert "3 profiles" in ended.err
 
 
 def test_what_the_plugin_refuses_of_this_version_is_told_with_its_place(
@@ -269,7 +312,7 @@ def test_a_person_is_told_what_is_waited_for(site: Path, program: Make) -> None:
         (lambda folder: folder / "nothing", "is not there; give the path of the engine's program"),
         (lambda folder: folder, "is a folder; give the program in it"),
         (lambda folder: folder / "plain", "may not be executed; `chmod +x` it, or give the program itself"),
-        (lambda folder: "no-such-program-anywhere", "there is no program 'no-such-program-anywhere' on PATH"),
+        (lambda folder: "no-such-program-anywhere", "no-such-program-anywhere: there is no such program on PATH"),
     ],
     ids=["missing", "folder", "not executable", "bare name"],
 )
@@ -311,6 +354,27 @@ def test_a_plugin_that_can_not_be_loaded_is_told_with_its_reason(ctl: Any, progr
     assert ended.status == 2
     assert "no engine 'half' is installed" in ended.err
     assert "half_an_engine" in ended.err
+
+
+def test_a_folder_of_plugins_that_can_not_be_read_is_told_whether_or_not_the_engine_is_there(
+    ctl: Any, program: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMGW_PLUGINS", "/nowhere/plugins")
+    for name, status in (("parrot", 2), ("toy", 0)):
+        ended = ctl("engine-check", name, "--bin", str(program()))
+        assert ended.status == status
+        assert ended.err.count("LLMGW_PLUGINS: /nowhere/plugins can't be read") == 1
+        # why another plugin is left out matters to whoever misses one
+        assert ("half_an_engine" in ended.err) == (status == 2)
+
+
+def test_nothing_of_a_definition_reaches_the_terminal_as_it_is(ctl: Any, program: Make, tmp_path: Path) -> None:
+    file = tmp_path / "odd.yaml"
+    file.write_text('name: "m\\e[31m"\nsource: /m.toy\nprofiles: [{name: p, engine: toy, "\\e[2J": 1}]\n')
+    ended = ctl("engine-check", "toy", "--bin", str(program()), "--profile", str(file))
+    assert ended.status == 2
+    assert "\x1b" not in ended.err
+    assert "\\x1b[2J: unknown key" in ended.err
 
 
 def test_a_definition_that_is_wrong_is_told_with_every_place(ctl: Any, program: Make, definition: Make) -> None:
@@ -370,3 +434,24 @@ def test_whoever_stops_it_stops_what_it_has_started(
     assert (checking.returncode, out, err) == (130, b"", b"")
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
+
+
+@pytest.mark.slow
+def test_a_program_that_hangs_does_not_outlive_a_check_that_is_killed(
+    site: Path, program: Make, tmp_path: Path
+) -> None:
+    pid_file = tmp_path / "pid"
+    path = program(f"echo $$ >{tmp_path}/pid.new; mv {tmp_path}/pid.new {pid_file}; exec sleep 600")
+    words = [sys.executable, "-m", "llmgw", "ctl", "engine-check", "toy", "--bin", str(path)]
+    checking = subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(site)}, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + PATIENCE_SECONDS
+    while not pid_file.exists():
+        assert checking.poll() is None
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    pid = int(pid_file.read_text())
+    checking.kill()
+    checking.wait(PATIENCE_SECONDS)
+    while read_stat(pid) is not None and not is_killed(pid):
+        assert time.monotonic() < until
+        time.sleep(0.02)

@@ -97,3 +97,27 @@ async def test_an_answer_without_an_end_is_left(nursery: trio.Nursery) -> None:
         reply = await client.ask(b"{}", seconds=1000)
     assert reply.problem == "the answer is longer than 4 MiB"
     await left.wait()
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (
+            b"HTTP/1.1 302 X\r\nlocation: http://other/v1\r\ncontent-length: 0\r\n\r\n",
+            r"models \(302: it sends on to http://other/v1: give that URL\)",
+        ),
+        (b"HTTP/1.1 200 X\r\ncontent-length: 2\r\n\r\n{}", r"models \(200: that is no list of models\)"),
+        (b'HTTP/1.1 200 X\r\ncontent-length: 11\r\n\r\n{"data":[]}', r"has no models: load one there"),
+    ],
+)
+async def test_an_endpoint_without_a_model_to_ask_says_why(nursery: trio.Nursery, answer: bytes, said: str) -> None:
+    async def listen(stream: trio.SocketStream) -> None:
+        async with stream:
+            await stream.receive_some(65536)
+            await stream.send_all(answer)
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    nursery.start_soon(trio.serve_listeners, listen, [listener])
+    endpoint = Endpoint(url=f"http://127.0.0.1:{listener.socket.getsockname()[1]}")
+    with pytest.raises(LlmgwError, match=said):
+        await ask_endpoint(endpoint, None, exchange_seconds=60, check_seconds=60)

@@ -115,6 +115,7 @@ def test_a_binary_that_can_not_start_there_is_told_with_what_it_lacks(port: Any,
         "node_state": "ready",
         "program": ["/opt/vllm"],
         "works": False,
+        "fails": True,
         "starts": False,
         "broken": "the shared library libx.so.1 is missing; apt install libx1",
         "missing_libraries": ["libx.so.1"],
@@ -209,3 +210,11 @@ def test_nothing_that_answers_is_told(ctl: Any) -> None:
     ended = ctl("engine-check", "vllm", "--node", "n1", "--server", "http://127.0.0.1:1")
     assert (ended.status, ended.out) == (1, "")
     assert "nothing answers at http://127.0.0.1:1" in ended.err
+
+
+def test_a_binary_there_that_never_said_its_version_is_not_known_to_work(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/engines", answer({**FINE, "version": None}))
+    ended = ctl("engine-check", "vllm", "--node", "n1")
+    assert ended.status == 1
+    last = "it is not known whether a launch on n1 would work: the binary has not said which release it is"
+    assert ended.out.splitlines()[-1] == last
