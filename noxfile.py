@@ -46,7 +46,7 @@ def e2e_vllm(session: nox.Session) -> None:
     Installs 3.5 GB, once; LLMGW_TEST_VLLM names an environment that has them.
     """
     install(session, *EVERYTHING)
-    kept = os.environ.get("LLMGW_TEST_VLLM") or os.path.join(session.cache_dir, "vllm")
+    kept = os.path.abspath(os.environ.get("LLMGW_TEST_VLLM") or os.path.join(session.cache_dir, "vllm"))
     if "LLMGW_TEST_VLLM" not in os.environ:
         session.run("python", "tests/e2e_vllm/install.py", kept)
     environ = {"LLMGW_TEST_VLLM": kept, "LLMGW_TEST_SGLANG_PYTHON": os.path.join(kept, "bin", "python")}
