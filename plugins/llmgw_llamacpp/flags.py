@@ -125,7 +125,8 @@ def check_env(env: Mapping[str, str]) -> list[Problem]:
 
 def _find_faults(args: Sequence[str]) -> Iterator[str]:
     verbosity = value_of(args, STYLE, *_VERBOSITY)
-    if verbosity is not None and verbosity.isascii() and verbosity.isdigit() and int(verbosity[:9]) < _INFO:
+    # "2x" is 2 to it, and "-1" less than any.
+    if verbosity is not None and (re.fullmatch("[0-9]{1,9}", verbosity) is None or int(verbosity) < _INFO):
         yield (
             f"--verbosity {verbosity} keeps from the log what llmgw reads there, how far the engine is and why it "
             f"ended: give it {_INFO} or more"

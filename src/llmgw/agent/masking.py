@@ -13,18 +13,22 @@ MASK = "***"
 LEAST_CHARS = 6
 
 # TOKENIZERS_PARALLELISM and KEYBOARD hold no secret: the word ends there, or is a plural.
+# Where something lies is no secret, and is what an operator has to mend. Nor is a number.
+_PLAIN = re.compile(r"(?:/[A-Za-z][\w.-]*){2,}/?|[0-9]+")
+
 _SECRET_NAME = re.compile(r"(?:token|key|secret|pass(?:w(?:or)?d|phrase)?|credential)s?(?![a-z])", re.IGNORECASE)
 
 
 class Mask:
-    """What hides the values of ``env``, whatever they are called, and those of ``inherited`` whose name says that they
-    are a token, a key, a secret, a password or credentials."""
+    """What hides the values of ``env``, but for paths and numbers that are called no secret, and those of ``inherited``
+    whose name says that they are a token, a key, a secret, a password or credentials."""
 
     __slots__ = ("_pattern",)
 
     def __init__(self, env: Mapping[str, str], inherited: Mapping[str, str] = os.environ) -> None:
         named = (value for name, value in inherited.items() if _SECRET_NAME.search(name))
-        words = {word for value in (*env.values(), *named) for word in _spellings(value) if len(word) >= LEAST_CHARS}
+        given = (value for name, value in env.items() if _SECRET_NAME.search(name) or not _PLAIN.fullmatch(value))
+        words = {word for value in (*given, *named) for word in _spellings(value) if len(word) >= LEAST_CHARS}
         # The longest first: of one that holds another nothing is to be left.
         found = "|".join(map(re.escape, sorted(words, key=lambda word: (-len(word), word))))
         self._pattern = re.compile(found) if found else None

@@ -18,6 +18,14 @@ def test_a_short_value_hides_nothing():
     assert Mask({}, {"HF_TOKEN": "abc"}).hide("abc") == "abc"
 
 
+def test_a_path_and_a_number_are_no_secrets_unless_they_are_called_so():
+    plain = {"HF_HOME": "/srv/models", "SEED": "1234567", "DB_PASSWORD": "7654321", "API_KEY": "/key/of/it"}
+    assert Mask(plain, {}).hide("/srv/models/x.gguf 1234567 7654321 /key/of/it") == (
+        f"/srv/models/x.gguf 1234567 {MASK} {MASK}"
+    )
+    assert Mask({"A": "/x+Yz9/Q=="}, {}).hide("it is /x+Yz9/Q==") == f"it is {MASK}"
+
+
 @pytest.mark.parametrize(
     "name",
     [

@@ -717,7 +717,7 @@ async def test_nothing_that_is_told_of_an_engine_holds_a_value_of_its_environmen
     ("words", "remedy"),
     [
         (("--print-line", "odd", "--exit-code", "3"), "look at its last lines: what went wrong stands there"),
-        (("--print-line", "usage", "--exit-code", "0"), "args may hold a flag that only prints something"),
+        (("--print-line", "usage", "--exit-code", "0"), "A wrapper has to exec the engine"),
         (("--exit-code", "3"), "it printed nothing: run its program by hand"),
     ],
 )
