@@ -187,6 +187,13 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         CauseKind.HOST_MEMORY,
+        r"(GGML_ASSERT\(ctx->mem_buffer != NULL\) failed)",
+        "the node has too little memory for it: less context, fewer slots, smaller weights, or another node",
+        line="{0}",
+        weak=True,
+    ),
+    rule(
+        CauseKind.HOST_MEMORY,
         r"(error while loading shared libraries: \S+: failed to map segment.*"
         r"|\S+: failed to map segment from shared.*)",
         "the node has too little memory for the program itself: see what else runs there, and what limits it",

@@ -25,4 +25,6 @@ class TestFakeEngine(EngineContract):
     plugin = llmgw_fake
     repeatable = ("--lora",)
     inherited = ("FAKE_PROBE",)
+    takes_context = False
+    forgets_adapters = True
     log = ("loading: layer 1", "fatal: port 1 is already in use", "giving up: HTTP server error")

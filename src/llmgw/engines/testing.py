@@ -108,7 +108,7 @@ class EngineContract:
     that a command may have several times. ``inherited`` are variables that the engine reads settings from, which no
     launch may inherit. ``log`` is lines that an engine really wrote, ``metrics`` texts of its ``load_path`` and
     ``contexts`` of its ``context_path``. ``takes_context`` is False for an engine that can't be told how long a request
-    may be.
+    may be, ``forgets_adapters`` True for one that takes each request by itself.
     """
 
     plugin: ClassVar[object]
@@ -120,6 +120,7 @@ class EngineContract:
     metrics: ClassVar[tuple[str, ...]] = ()
     contexts: ClassVar[tuple[str, ...]] = ()
     takes_context: ClassVar[bool] = True
+    forgets_adapters: ClassVar[bool] = False
     launch: ClassVar[Launch] = Launch(
         program=("/opt/engine/bin/engine",),
         source="/var/lib/models/some model.bin",
@@ -526,7 +527,8 @@ class EngineContract:
             # What is not asked for by its model may go on until somebody says that it ends.
             named = chosen.get("model", model) != model
             left = sorted(set(chosen) - {"model", *rules.base})
-            _expect(named or not left, f"{what}: {lora!r} is told by {left}, and base does not say what ends it")
+            ends = named or not left or self.forgets_adapters
+            _expect(ends, f"{what}: {lora!r} is told by {left}, and base does not say what ends it")
 
     def _expect_known(self, what: str, launch: Launch, known: frozenset[str]) -> None:
         flags = set(flags_in(self._command(launch).argv[len(launch.program) :]))

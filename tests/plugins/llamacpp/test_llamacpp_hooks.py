@@ -11,6 +11,7 @@ import llmgw_llamacpp
 from llmgw.engines import (
     LOADING,
     READY,
+    CauseKind,
     HealthState,
     Launch,
     Load,
@@ -340,3 +341,11 @@ def test_what_does_not_go_together_is_named(key: str, words: str, problems: list
 )
 def test_what_a_slot_holds_is_read(text: str, tokens: int | None) -> None:
     assert ENGINE.read_context(text) == tokens
+
+
+def test_an_allocation_that_is_asserted_is_a_lack_of_memory() -> None:
+    line = "/src/ggml/src/ggml.c:1568: GGML_ASSERT(ctx->mem_buffer != NULL) failed"
+    cause = ENGINE.read_exit((line,), None, 6)
+    assert cause is not None
+    assert (cause.kind, cause.line) == (CauseKind.HOST_MEMORY, "GGML_ASSERT(ctx->mem_buffer != NULL) failed")
+    assert cause.remedy is not None
