@@ -128,7 +128,9 @@ def attack(llmgw: Llmgw, number: int) -> None:
                 # (it may be refused, and the connection closed, before all of it is said)
                 say(wire, request, rng)
                 if rng.random() < 0.1:
-                    wire.sock.shutdown(1)
+                    # (of a connection that was reset already there is nothing left to shut, which is ENOTCONN)
+                    with contextlib.suppress(OSError):
+                        wire.sock.shutdown(1)
                 listen(wire, request, rng)
             except ConnectionError:
                 pass
