@@ -48,6 +48,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         program, package = mark.args
         if shutil.which(program) is None:
             do_without(f"there is no {program}: apt-get install {package}")
+    for mark in item.iter_markers("needs_module"):
+        module, install = mark.args
+        if importlib.util.find_spec(module) is None:
+            do_without(f"there is no {module}: {install}")
 
 
 @pytest.fixture(scope="session")

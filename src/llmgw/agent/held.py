@@ -119,7 +119,8 @@ class Held:
         self.serves = adopted.record.serves
         self.ready = adopted.report.state is ShardState.READY
         self.log = LogFile(Path(adopted.record.log), self.telling.hide)
-        self.oom_kills, self.oom_seen_at = self.tools.count_oom_kills(), None
+        # The first look at the counter, which blocks, is a poll's.
+        self.oom_kills, self.oom_seen_at = None, None
 
     async def note_proven(self) -> None:
         """It has answered one: the next agent need not ask again. A disk that is full ends no engine that serves."""

@@ -14,7 +14,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -31,7 +30,7 @@ ENGINE = open_engine("llamacpp", llmgw_llamacpp)
 # Only a hang takes as long.
 PATIENCE_SECONDS = 60.0
 
-needs_xllamacpp = pytest.mark.skipif(find_spec("xllamacpp") is None, reason="pip install 'llmgw[demo]'")
+needs_xllamacpp = pytest.mark.needs_module("xllamacpp", "pip install 'llmgw[demo]'")
 
 
 def free_port() -> int:
