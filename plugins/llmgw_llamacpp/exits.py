@@ -54,6 +54,12 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         CauseKind.FLAG,
+        r"(error while handling argument \"(.+?)\": .*failed to open file.*)",
+        "{1} in args names a file that can't be read on this node: put it there, or correct its path",
+        line="{0}",
+    ),
+    rule(
+        CauseKind.FLAG,
         r"(error while handling argument \"(.+?)\": .*)",
         "correct the value of {1} in args; `llmgw ctl engine-check` tells what this release takes there",
         line="{0}",
@@ -69,6 +75,13 @@ RULES: tuple[Rule, ...] = (
         r"(error: invalid argument: (.+))",
         "this release does not know {1}: take it out of args; `llmgw ctl engine-check` tells what it is called now",
         line="{0}",
+    ),
+    rule(
+        CauseKind.FLAG,
+        r"^(?:error: )?(Unexpected token: .* of type \d+.*|failed to initialize chat template)",
+        "the chat template can't be read: correct --chat-template or --chat-template-file in args; without them it is the "
+        "model's own",
+        line="chat template: {0}",
     ),
     rule(
         CauseKind.FLAG,

@@ -349,3 +349,25 @@ def test_an_allocation_that_is_asserted_is_a_lack_of_memory() -> None:
     assert cause is not None
     assert (cause.kind, cause.line) == (CauseKind.HOST_MEMORY, "GGML_ASSERT(ctx->mem_buffer != NULL) failed")
     assert cause.remedy is not None
+
+
+def test_a_chat_template_that_can_not_be_read_is_named() -> None:
+    lines = (
+        "0.00.005.135 E common_chat_templates_init: error: Unexpected token: %} of type 9",
+        "0.00.005.161 E common_chat_templates_init: failed to initialize chat template",
+        "0.00.555.289 E srv          init: exiting due to model loading error",
+    )
+    for at in (0, 1):
+        cause = ENGINE.read_exit(lines[at:], 1, None)
+        assert cause is not None
+        assert cause.kind is CauseKind.FLAG
+        assert cause.line.startswith("chat template: ")
+        assert "--chat-template-file" in (cause.remedy or "")
+
+
+def test_a_file_that_a_flag_names_and_nobody_can_read_is_told_as_that() -> None:
+    said = "error while handling argument \"--chat-template-file\": error: failed to open file '/no.jinja'"
+    cause = ENGINE.read_exit((said,), 1, None)
+    assert cause is not None
+    assert (cause.kind, cause.line) == (CauseKind.FLAG, said)
+    assert "can't be read on this node" in (cause.remedy or "")

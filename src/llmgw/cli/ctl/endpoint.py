@@ -25,7 +25,7 @@ MAX_KEY_BYTES = 4096
 MAX_REPLY_BYTES = 4 * 1024 * 1024
 # It is no more than a look at a table.
 LIST_SECONDS = 30.0
-SECRET_LENGTH = 12
+SECRET_LENGTH = 6
 _READ_BY_OTHERS = 0o004
 _MODELS_PATH = "/v1/models"
 

@@ -121,3 +121,8 @@ async def test_an_endpoint_without_a_model_to_ask_says_why(nursery: trio.Nursery
     endpoint = Endpoint(url=f"http://127.0.0.1:{listener.socket.getsockname()[1]}")
     with pytest.raises(LlmgwError, match=said):
         await ask_endpoint(endpoint, None, exchange_seconds=60, check_seconds=60)
+
+
+def test_a_key_that_is_said_back_is_hidden_and_a_word_that_stands_for_none_is_not() -> None:
+    assert Endpoint(url="http://h", key="sk-secret").hide("bad key sk-secret given") == "bad key … given"
+    assert Endpoint(url="http://h", key="none").hide("there is none") == "there is none"
