@@ -79,8 +79,8 @@ RULES: tuple[Rule, ...] = (
     rule(
         CauseKind.FLAG,
         r"^(?:error: )?(Unexpected token: .* of type \d+.*|failed to initialize chat template)",
-        "the chat template can't be read: correct --chat-template or --chat-template-file in args; without them it is the "
-        "model's own",
+        "the chat template can't be read: correct --chat-template or --chat-template-file in args; without these it is "
+        "the model's own",
         line="chat template: {0}",
     ),
     rule(
