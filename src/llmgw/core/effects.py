@@ -27,9 +27,9 @@ class WakeAt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
-    """Something worth a log line, and a reason for whoever waits on this model to look again."""
+    """Something worth a log line, and a reason for whoever waits on this model (None: on any) to look again."""
 
-    model: ModelName
+    model: ModelName | None
     text: str
     lines: tuple[str, ...] = ()
     warning: bool = False

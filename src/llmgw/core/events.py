@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import Node, NodeId
@@ -33,6 +34,40 @@ class NodeReported:
 
     node: Node
     applied: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSilent:
+    """A node's link is down. Its lease goes on: what runs there keeps its place, and nothing new is put there until it
+    has registered again."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMarked:
+    """What an operator has said of a node, whether or not it is there: the whole of it, in place of what was said
+    before. ``labels`` are laid over the node's own; a value of None takes one away."""
+
+    node: NodeId
+    cordoned: bool = False
+    labels: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRemoved:
+    """An operator has removed a node that is lost, or that nothing runs on. Any other stays, and that is announced."""
+
+    node: NodeId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesChanged:
+    """How patient the fleet is with nodes that are lost, in seconds: what ran on one is placed anew
+    ``replace_after`` its lease has ended, and ``brake`` after that where most nodes were lost together."""
+
+    replace_after: float
+    brake: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +118,11 @@ Event = (
     | NodesExpected
     | NodeRegistered
     | NodeReported
+    | NodeSilent
     | NodeLost
+    | NodeMarked
+    | NodeRemoved
+    | RulesChanged
     | ShardChanged
     | Demand
     | Wakeup

@@ -3,30 +3,51 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import assert_never
 
+from llmgw.core.brake import Brake, find_brake
 from llmgw.core.catalog import Catalog
+from llmgw.core.costs import Score
 from llmgw.core.effects import Announce, Effect, WakeAt
 from llmgw.core.events import (
     CatalogChanged,
     Demand,
     Event,
     NodeLost,
+    NodeMarked,
     NodeRegistered,
+    NodeRemoved,
     NodeReported,
     NodesExpected,
+    NodeSilent,
+    RulesChanged,
     ShardChanged,
     Stopping,
     Wakeup,
 )
+from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName, launch_facts
-from llmgw.core.node import Node, NodeId
-from llmgw.core.placement import Placement, Rejected, Verdict, place
+from llmgw.core.node import Gpu, Node, NodeId
+from llmgw.core.picture import FleetStatistics, picture
+from llmgw.core.placement import Explanation, Placement, Rejected, Verdict, explain, place
 from llmgw.core.rejection import Reason
-from llmgw.core.replica import MAY_FOLLOW, Load, Replica, ShardReport, ShardSpec, ShardState, replica_id, shard_id
-from llmgw.core.roster import Life, LifeKey, Member, Roster
+from llmgw.core.replica import (
+    MAY_FOLLOW,
+    Load,
+    Replica,
+    ReplicaId,
+    Shard,
+    ShardReport,
+    ShardSpec,
+    ShardState,
+    replica_id,
+    shard_id,
+)
+from llmgw.core.roster import Life, LifeKey, Member, Roster, ShardKey
 from llmgw.core.scaling import Failures, fail, wanted
+from llmgw.core.trace import Decision, Trace
 from llmgw.units import format_duration
 
 # Somebody who asked has waited, was told to come back, and came or gave up within this time: a model that fails for
@@ -37,42 +58,29 @@ DEMAND_SECONDS = 300.0
 # otherwise, it never saw: the second word had replaced the first.
 UNHEARD_SECONDS = 5.0
 
+# What found no room is looked at again at each event that may have made some. Should that ever miss one: this often.
+BACKSTOP_SECONDS = 30.0
+
+# The nodes of a replica that ran before this server each come when they come. Then it is whole, or it is none.
+WHOLE_SECONDS = 30.0
+
+# Before a server says otherwise.
+REPLACE_AFTER_SECONDS = 60.0
+BRAKE_SECONDS = 600.0
+
+# Where the shards of one replica meet: of these ports one that no other replica's rank 0 has on that node.
+RENDEZVOUS_PORTS = range(29500, 30000)
+
+# Nodes that are looked at anew before something is placed: more wait for the next turn.
+HOSTS_A_TURN = 100
+
 NO_CAUSE = "it gave no cause"
 
-# Lines of the log about one registration.
+# Lines of the log about one registration, or one model that finds no place.
 FEW = 16
 
 USUAL_LOAD_SECONDS = 5.0
 LONGEST_RETRY_AFTER_SECONDS = 120
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeStatistics:
-    """A node, whether it is silent, the memory in GB that replicas have booked there, and those replicas (ended ones
-    book nothing)."""
-
-    node: Node
-    lost: bool
-    revision: int
-    booked_gb: float
-    replicas: tuple[Replica, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelStatistics:
-    """A model, its replicas (a failed one stays until its next try), and the last answer when one was to be placed."""
-
-    model: Model
-    replicas: tuple[Replica, ...]
-    verdict: Verdict | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FleetStatistics:
-    """The whole fleet at one moment: nodes by id, models as in the catalog, replicas by id."""
-
-    nodes: tuple[NodeStatistics, ...]
-    models: tuple[ModelStatistics, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +93,9 @@ class End:
     lines: tuple[str, ...] = ()
 
 
-def _short_of_context(report: ShardReport, replica: Replica) -> str:
+def _short_of_context(replica: Replica) -> str:
     """What an engine takes less than clients are told; "" when nothing."""
-    takes, promised = report.context_length, replica.shard.model.context_length
+    takes, promised = replica.context_length, replica.shard.model.context_length
     if takes is None or promised is None or takes >= promised:
         return ""
     return f"; it takes {takes} tokens a request, and its model promises context_length {promised}"
@@ -98,19 +106,32 @@ class Fleet:
 
     def __init__(self) -> None:
         self.catalog = Catalog()
+        self.trace = Trace()
         self._roster = Roster()
         self._failures: dict[tuple[ModelName, NodeId], Failures] = {}
         self._asked_at: dict[ModelName, float] = {}
         self._load_seconds: dict[ModelName, float] = {}
         self._verdicts: dict[ModelName, Verdict] = {}
         self._unplanned: dict[ModelName, None] = {}
-        self._retry_at: dict[ModelName, float] = {}
-        self._forget_at: dict[LifeKey, float] = {}
-        self._wake_at: float | None = None
         self._stopping = False
+        # what a later time brings: a try, a shard that was never launched, a replica
+        # of several nodes that is not whole, a lost node's replicas to be placed anew
+        self._retry_at: dict[ModelName, float] = {}
+        self._forget_at: dict[ShardKey, float] = {}
+        self._whole_at: dict[LifeKey, float] = {}
+        self._replace_at: dict[NodeId, float] = {}
+        self._look_again_at = math.inf
+        self._wake_at: float | None = None
+        # of a server that has begun anew: who may still come, until when, and who did not
         self._expected: set[NodeId] = set()
         self._settled_at = 0.0
+        self._absent: dict[NodeId, float] = {}
+        self._replace_after = REPLACE_AFTER_SECONDS
+        self._brake_seconds = BRAKE_SECONDS
+        self._brake: Brake | None = None
         self._effects: list[Effect] = []
+
+    # -- what is read
 
     def ready(self, name: ModelName) -> tuple[Replica, ...]:
         """The replicas that requests may go to, by id. A look-up, not a search: each request asks."""
@@ -122,8 +143,9 @@ class Fleet:
 
     def silent_nodes(self, name: ModelName) -> tuple[NodeId, ...]:
         """The lost nodes that replicas of this model are on."""
-        lost = self._roster.lost()
-        return tuple(sorted({life.replica.shard.node for life in self._roster.of(name) if life.alive} & lost))
+        lost = self._roster.lost_at.keys()
+        on = {node for life in self._roster.of(name) if life.alive and not life.given_up for node in life.replica.nodes}
+        return tuple(sorted(on & lost))
 
     def idle(self) -> bool:
         """True when nothing runs or is about to run on any node."""
@@ -142,34 +164,36 @@ class Fleet:
         # A load that is late already says nothing of when it will be done.
         return min(max(math.ceil(left if left > 0 else USUAL_LOAD_SECONDS), 1), LONGEST_RETRY_AFTER_SECONDS)
 
-    def statistics(self) -> FleetStatistics:
-        """An immutable picture for people and programs that look on; never a basis for a change."""
-        booked = self._roster.bookings()
-        on_node: dict[NodeId, list[Replica]] = {}
-        of_model: dict[ModelName, list[Replica]] = {}
-        for replica in sorted((life.replica for life in self._roster.lives.values()), key=lambda replica: replica.id):
-            on_node.setdefault(replica.shard.node, []).append(replica)
-            of_model.setdefault(replica.model, []).append(replica)
-        return FleetStatistics(
-            nodes=tuple(
-                NodeStatistics(
-                    node=member.node,
-                    lost=member.lost,
-                    revision=member.revision,
-                    booked_gb=booked.get(name, 0.0),
-                    replicas=tuple(on_node.get(name, ())),
-                )
-                for name, member in sorted(self._roster.members.items())
-            ),
-            models=tuple(
-                ModelStatistics(
-                    model=model,
-                    replicas=tuple(of_model.get(model.name, ())),
-                    verdict=self._verdicts.get(model.name),
-                )
-                for model in self.catalog
-            ),
-        )
+    def explain(self, model: Model, now: float) -> Explanation:
+        """Where one more replica of this model would go now, whether or not the catalog has it, and all that is said
+        for and against each place."""
+        return explain(model, self._roster.hosts(), self._backing_off(model.name), now)
+
+    def wanted(self, model: Model, now: float) -> int:
+        """How many replicas there are to be now."""
+        return wanted(model, demand=self._is_asked_for(model.name, now))
+
+    def brake(self, now: float) -> Brake | None:
+        """The brake, while it holds."""
+        lost_at = [*self._roster.lost_at.values(), *self._absent.values()]
+        return find_brake(lost_at, len(self._roster.members) + len(self._absent), self._brake_seconds, now)
+
+    def held_up(self, now: float) -> str | None:
+        """What keeps this fleet from placing anything at all; None when nothing does."""
+        if self._expected:
+            names = _few(sorted(self._expected))
+            wait = format_duration(max(self._settled_at - now, 0.0))
+            return f"the server has begun anew and waits for what {names} run: {wait} at most"
+        brake = self.brake(now)
+        return None if brake is None else _describe(brake, now)
+
+    def statistics(self, now: float | None = None) -> FleetStatistics:
+        """An immutable picture for people and programs that look on; never a basis for a change. Without a time it does
+        not tell of the brake."""
+        brake = None if now is None else self.brake(now)
+        return picture(self._roster, self.catalog, self._verdicts, tuple(sorted(self._absent)), brake)
+
+    # -- what changes it
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take in what happened, answer what is to be done. Plans one model at most; a WakeAt asks for another turn."""
@@ -182,14 +206,23 @@ class Fleet:
             case NodesExpected(nodes=nodes, until=until):
                 self._expected, self._settled_at = set(nodes) - self._roster.members.keys(), until
             case NodeReported(node=node, applied=applied):
-                self._take_report(node, applied)
+                self._take_report(node, applied, now)
+            case NodeSilent(node=node_id):
+                self._fall_silent(node_id)
             case NodeLost(node=node_id):
-                self._lose(node_id)
+                self._lose(node_id, now)
+            case NodeMarked():
+                self._roster.mark(event)
+                self._plan_waiting()
+            case NodeRemoved(node=node_id):
+                self._remove(node_id, now)
+            case RulesChanged(replace_after=replace_after, brake=brake):
+                self._change_rules(replace_after, brake)
             case ShardChanged(node=node_id, report=report):
-                life = self._roster.lives.get((node_id, report.replica, report.epoch))
+                life = self._roster.at(node_id, report.replica, report.epoch)
                 # A word of an epoch that is over, or that this fleet never began, moves nothing.
                 if life is not None:
-                    self._observe(life, report, now)
+                    self._observe(life, node_id, report, now)
             case Demand(model=name):
                 self._demand(name, now)
             case Wakeup():
@@ -198,9 +231,9 @@ class Fleet:
                 self._stop(now)
             case _:
                 assert_never(event)
+        self._settle(now)
+        self._heed_brake(now)
         self._come_due(now)
-        if now >= self._settled_at:
-            self._expected.clear()
         if not self._expected:
             self._plan_one(now)
         self._effects += self._roster.changed_desires()
@@ -218,6 +251,7 @@ class Fleet:
         for life in list(self._roster.lives.values()):
             if not self._is_defined(life.replica.shard):
                 self._take_back(life, "its definition has changed or is gone", now)
+        self._roster.forget_held(model.source for model in catalog)
 
     def _start_afresh(self, name: ModelName) -> None:
         """Somebody has changed this definition: what came of the earlier one says nothing of the new one."""
@@ -228,28 +262,34 @@ class Fleet:
         self._load_seconds.pop(name, None)
         self._asked_at.pop(name, None)
 
+    # -- nodes
+
     def _register(self, event: NodeRegistered, now: float) -> None:
-        was_lost = event.node.id in self._roster.lost()
+        name = event.node.id
+        was_lost = name in self._roster.lost_at
         member = self._roster.enrol(event.node)
-        self._expected.discard(event.node.id)
+        self._expected.discard(name)
+        self._absent.pop(name, None)
+        self._replace_at.pop(name, None)
         named: set[LifeKey] = set()
         said = len(self._effects)
         # The newest epoch first: were there two of a replica, that is the one to keep.
         for spec, report in sorted(event.running, key=lambda pair: -pair[0].epoch):
-            key = (event.node.id, spec.replica, spec.epoch)
-            named.add(key)
-            life = self._roster.lives.get(key)
+            life = self._roster.at(name, spec.replica, spec.epoch)
             if life is not None:
-                self._observe(life, report, now)
+                self._observe(life, name, report, now)
                 if was_lost and life.alive:
-                    self._announce(life.replica, f"{life.replica.id} can be reached again: {event.node.id} is back")
+                    fate = "; it is to stop, another has its place" if life.given_up else ""
+                    self._announce(life.replica, f"{life.replica.id} can be reached again: {name} is back{fate}")
             else:
-                self._find_running(member, spec, report, now)
+                life = self._find_running(member, spec, report, now)
+            if life is not None:
+                named.add(life.key)
             self._roster.see_epoch(spec.replica, spec.epoch)
-        for key, life in list(self._roster.lives.items()):
-            if key[0] == event.node.id and key not in named and life.alive:
-                self._miss(life, now)
-        self._cut_short(said, event.node.id)
+        for life in list(self._roster.on(name)):
+            if life.key not in named and life.shard_on(name).state is not ShardState.ENDED:
+                self._miss(life, name, now)
+        self._cut_short(said, name)
         for model in self.catalog:
             self._plan_later(model.name)
 
@@ -257,34 +297,31 @@ class Fleet:
         """A node may come with a thousand shards: the log gets the first few, and how many more."""
         more = self._effects[said + FEW :]
         if more:
-            last = next(effect for effect in reversed(self._effects) if isinstance(effect, Announce))
             del self._effects[said + FEW :]
             text = f"and {len(more)} more changes with the registration of {node}"
-            self._effects.append(Announce(model=last.model, text=text, warning=True))
+            self._effects.append(Announce(model=None, text=text, warning=True))
 
-    def _find_running(self, member: Member, spec: ShardSpec, report: ShardReport, now: float) -> None:
+    def _find_running(self, member: Member, spec: ShardSpec, report: ShardReport, now: float) -> Life | None:
         """A shard that ran before this fleet knew of it: taken over as it is, or left to its node to stop."""
+        node = member.node.id
         if report.state is ShardState.ENDED:
-            text = f"{spec.replica} had ended on {member.node.id}: {report.cause or NO_CAUSE}"
+            text = f"{spec.replica} had ended on {node}: {report.cause or NO_CAUSE}"
             text += f"; {report.remedy}" if report.remedy else ""
             self._effects.append(Announce(model=spec.model.name, text=text, lines=report.lines, warning=True))
-            return
+            return None
+        # Booked on the node that it runs on, whatever that node was called when it was placed.
+        there = replace(spec, node=node)
+        life = self._find_rest(spec)
         ours = (
             not self._stopping
             and report.state is not ShardState.STOPPING
-            and spec.node == member.node.id
+            and spec.node == node
             and self._is_defined(spec)
-            and not self._roster.is_alive(spec.replica)
-            and self._lacks(spec.model.name)
+            and spec.epoch >= self._roster.last_epoch(spec.replica)
+            and (life is not None or (not self._roster.is_alive(spec.replica) and self._lacks(spec.model.name)))
         )
-        if ours:
-            self._roster.desire(spec)
-        replica = Replica(
-            id=spec.replica,
-            model=spec.model.name,
-            profile=spec.profile.name,
-            # Booked on the node that it runs on, whatever that node was called when it was placed.
-            shard=replace(spec, node=member.node.id),
+        shard = Shard(
+            spec=there,
             state=report.state if ours else ShardState.STOPPING,
             since=now,
             endpoint=report.endpoint,
@@ -292,124 +329,220 @@ class Fleet:
             progress=report.progress,
             load=report.load,
         )
-        self._roster.put(Life(replica, heard=True))
+        if life is None or not ours:
+            life = self._begin(shard, spec.count, now)
+        else:
+            life.set_shard(shard, now)
+        if ours:
+            self._roster.desire(spec)
+            if not life.complete:
+                self._whole_at.setdefault(life.key, max(now, self._settled_at) + WHOLE_SECONDS)
+        life.heard.add(node)
+        self._roster.put(life)
+        if shard.state is ShardState.READY:
+            self._roster.note_held(node, spec.model.source)
         fate = "is taken over" if ours else "is to stop: it isn't what the catalog asks for"
-        self._announce(replica, f"{replica.id} was already running on {member.node.id} and {fate}")
+        self._announce(life.replica, f"{spec.replica} was already running on {node} and {fate}")
+        return life
+
+    def _find_rest(self, spec: ShardSpec) -> Life | None:
+        """The life of several nodes that this shard is a missing part of."""
+        for life in self._roster.epochs_of(spec.replica):
+            replica = life.replica
+            wanted_here = replica.epoch == spec.epoch and life.count == spec.count and self._roster.is_desired(life)
+            if wanted_here and spec.rank not in {shard.spec.rank for shard in replica.shards}:
+                return life
+        return None
+
+    def _begin(self, shard: Shard, count: int, now: float) -> Life:
+        spec = shard.spec
+        state = shard.state if count == 1 or shard.state is ShardState.STOPPING else ShardState.PLACED
+        replica = Replica(
+            id=spec.replica,
+            model=spec.model.name,
+            profile=spec.profile.name,
+            epoch=spec.epoch,
+            shards=(shard,),
+            state=state,
+            since=now,
+        )
+        return Life(replica, count=count)
 
     def _lacks(self, name: ModelName) -> bool:
         """There is a place for one more: a node can't take a model from another by saying that it runs it."""
         model = self.catalog.named(name)
         return model is not None and sum(map(self._roster.is_desired, self._roster.of(name))) < model.scaling.max
 
-    def _miss(self, life: Life, now: float) -> None:
+    def _miss(self, life: Life, node: NodeId, now: float) -> None:
         """Its node has registered without it."""
-        if life.heard:
-            self._end(life, End(cause="it no longer ran when its node registered again"), now)
+        if node in life.heard:
+            self._end(life, node, End(cause="it no longer ran when its node registered again"), now)
             return
         # It never saw it, or it ran and ended and both words were lost: only another epoch is sure to be launched.
-        if self._roster.is_desired(life):
-            self._roster.withdraw(life)
-        self._forget(life)
+        if life.count > 1:
+            self._take_back(life, f"{node} never launched its part", now)
+        self._roster.withdraw(life)
+        self._gone(life, node, now)
 
-    def _take_report(self, node: Node, applied: int | None) -> None:
+    def _take_report(self, node: Node, applied: int | None, now: float) -> None:
         member = self._roster.members.get(node.id)
         if member is None:
             return
-        member.node = node
-        self._plan_waiting()
+        before = member.node
+        self._roster.set_node(member, node)
+        # Most reports bring other figures of the same things, and a thousand nodes bring many.
+        if _offer(before) != _offer(node):
+            self._plan_waiting()
         if applied is not None:
             for key in [key for key in self._forget_at if key[0] == node.id]:
-                life = self._roster.lives[key]
+                life = self._roster.at(*key)
                 # It has taken the set without this shard and never spoke of it: it never saw the set with it.
-                if life.withdrawn_by is not None and applied >= life.withdrawn_by:
-                    self._forget_unheard(life)
+                if life is not None and applied >= life.withdrawn_by.get(node.id, math.inf):
+                    self._gone(life, node.id, now)
 
-    def _lose(self, name: NodeId) -> None:
+    def _fall_silent(self, name: NodeId) -> None:
+        member = self._roster.members.get(name)
+        if member is not None and member.standing is Standing.READY:
+            self._roster.set_standing(member, Standing.SILENT)
+
+    def _lose(self, name: NodeId, now: float) -> None:
         """What runs there may serve on, unseen: it keeps its room, and gets no requests."""
         member = self._roster.members.get(name)
-        if member is None or member.lost:
+        if member is None or member.standing is Standing.LOST:
             return
-        self._roster.mark_lost(member, lost=True)
-        for life in self._roster.lives.values():
-            replica = life.replica
-            if replica.shard.node == name and life.alive:
-                text = f"{replica.id} can't be reached: {name} is silent; no request goes there until it is back"
-                self._announce(replica, text, warning=True)
+        self._roster.set_standing(member, Standing.LOST, now)
+        for life in self._roster.on(name):
+            if life.alive and not life.given_up:
+                self._replace_at[name] = now + self._replace_after
+                text = f"{life.replica.id} can't be reached: {name} is silent; no request goes there until it is back"
+                self._announce(life.replica, text, warning=True)
         self._plan_waiting()
 
-    def _observe(self, life: Life, report: ShardReport, now: float) -> None:
-        life.heard = True
-        self._forget_at.pop(life.key, None)
-        replica = life.replica
-        if report.state not in MAY_FOLLOW[replica.state]:
+    def _remove(self, name: NodeId, now: float) -> None:
+        member = self._roster.members.get(name)
+        self._absent.pop(name, None)
+        self._expected.discard(name)
+        if member is None:
+            return
+        lives = [life for life in self._roster.on(name) if life.shard_on(name).state is not ShardState.ENDED]
+        if member.standing is not Standing.LOST and lives:
+            text = f"{name} is not removed: {', '.join(sorted(life.replica.id for life in lives))} runs there"
+            self._effects.append(Announce(model=None, text=text, warning=True))
+            return
+        self._replace_at.pop(name, None)
+        for life in lives:
+            self._take_back(life, f"{name} was removed", now)
+            self._gone(life, name, now)
+        for life in self._roster.remove(name):
+            if not life.alive:
+                self._forget(life)
+        self._plan_waiting()
+
+    def _change_rules(self, replace_after: float, brake: float) -> None:
+        later = replace_after - self._replace_after
+        self._replace_after, self._brake_seconds = replace_after, brake
+        for name in self._replace_at:
+            self._replace_at[name] += later
+
+    # -- lives
+
+    def _observe(self, life: Life, node: NodeId, report: ShardReport, now: float) -> None:
+        life.heard.add(node)
+        self._forget_at.pop((node, *life.key[:2]), None)
+        shard = life.shard_on(node)
+        if report.state not in MAY_FOLLOW[shard.state]:
             return
         if report.state is ShardState.ENDED:
             end = End(cause=report.cause or NO_CAUSE, kind=report.kind, remedy=report.remedy, lines=report.lines)
-            self._end(life, end, now)
+            self._end(life, node, end, now)
             return
-        changed = report.state is not replica.state
-        if changed:
-            self._count_health(life, now)
-        life.replica = replace(
-            replica,
-            state=report.state,
-            since=now if changed else replica.since,
-            endpoint=report.endpoint or replica.endpoint,
-            context_length=report.context_length,
-            progress=report.progress,
-            load=report.load,
+        before = life.replica
+        changed = report.state is not shard.state
+        life.set_shard(
+            replace(
+                shard,
+                state=report.state,
+                since=now if changed else shard.since,
+                endpoint=report.endpoint or shard.endpoint,
+                context_length=report.context_length,
+                progress=report.progress,
+                load=report.load,
+            ),
+            now,
         )
+        if not changed:
+            self._roster.refresh(life)
+            return
+        self._count_health(life, before, now)
         self._roster.put(life)
-        if changed and report.state is ShardState.READY:
-            after = ""
-            if life.launched_at is not None:
-                seconds = self._load_seconds[replica.model] = now - life.launched_at
-                after = f" after {format_duration(seconds)}"
-            self._announce(
-                replica, f"{replica.id} is ready on {replica.shard.node}{after}{_short_of_context(report, replica)}"
-            )
+        if report.state is ShardState.READY:
+            self._roster.note_held(node, shard.spec.model.source)
+        if life.replica.state is ShardState.READY and before.state is not ShardState.READY:
+            self._welcome(life, now)
 
-    def _count_health(self, life: Life, now: float) -> None:
-        """To be called as it leaves its state: an engine that dies may be reported as stopping before it has ended."""
-        if life.replica.state is ShardState.READY:
-            life.ready_seconds = now - life.replica.since
-
-    def _end(self, life: Life, end: End, now: float) -> None:
-        """The process is gone, and its room is free."""
+    def _welcome(self, life: Life, now: float) -> None:
         replica = life.replica
-        node = replica.shard.node
-        self._plan_later(replica.model)
-        self._plan_waiting()
+        after = ""
+        if life.launched_at is not None:
+            seconds = self._load_seconds[replica.model] = now - life.launched_at
+            after = f" after {format_duration(seconds)}"
+        on = ", ".join(replica.nodes)
+        self._announce(replica, f"{replica.id} is ready on {on}{after}{_short_of_context(replica)}")
+
+    def _count_health(self, life: Life, before: Replica, now: float) -> None:
+        """How long it served, as it leaves that: an engine that dies may be reported as stopping before it has
+        ended."""
+        if before.state is ShardState.READY and life.replica.state is not ShardState.READY:
+            life.ready_seconds = now - before.since
+
+    def _end(self, life: Life, node: NodeId, end: End, now: float) -> None:
+        """A shard's process is gone, and its room is free. Where nobody asked for that, the whole epoch has failed."""
+        before = life.replica
         if not self._roster.is_desired(life):
-            self._forget(life)
-            self._announce(replica, f"{replica.id} has stopped on {node}")
+            self._gone(life, node, now)
+            if not life.alive and life.replica.cause is None:
+                self._announce(before, f"{before.id} has stopped on {', '.join(before.nodes)}")
             return
         self._roster.withdraw(life)
-        self._count_health(life, now)
-        tried = (replica.model, node)
+        life.replica = replace(before, cause=end.cause, kind=end.kind, remedy=end.remedy, lines=end.lines)
+        self._gone(life, node, now)
+        self._count_health(life, before, now)
+        tried = (before.model, node)
         earlier = self._failures.get(tried)
         failures = self._failures[tried] = replace(fail(earlier, life.ready_seconds, now), cause=end.cause)
-        life.replica = replace(
-            replica,
-            state=ShardState.ENDED,
-            since=now,
-            endpoint=None,
-            progress=None,
-            cause=end.cause,
-            kind=end.kind,
-            remedy=end.remedy,
-            lines=end.lines,
-            load=Load(),
-        )
-        self._roster.put(life)
         wait = format_duration(failures.until - now)
         text = (
-            f"{replica.id} ended on {node}: {end.cause} (failure {failures.count} in a row; not tried there for {wait})"
+            f"{before.id} ended on {node}: {end.cause} (failure {failures.count} in a row; not tried there for {wait})"
         )
         text += f"; {end.remedy}" if end.remedy else ""
         # What fails in the same way for a week must not fill the log with the engine's same last words.
         told = earlier is not None and failures.count > 1 and earlier.cause == end.cause
-        self._announce(replica, text, lines=() if told else end.lines, warning=True)
+        self._announce(before, text, lines=() if told else end.lines, warning=True)
+        self._stop_shards(life, now)
+
+    def _gone(self, life: Life, node: NodeId, now: float) -> None:
+        """Nothing of the life is left on this node. One that has failed is shown until its next try."""
+        shard = life.shard_on(node)
+        self._forget_at.pop((node, *life.key[:2]), None)
+        over = replace(shard, state=ShardState.ENDED, since=now, endpoint=None, progress=None, load=Load())
+        life.set_shard(over, now)
+        self._plan_later(life.replica.model)
+        self._plan_waiting()
+        if life.alive or life.replica.cause is not None:
+            self._roster.put(life)
+        else:
+            self._forget(life)
+
+    def _stop_shards(self, life: Life, now: float) -> None:
+        """What is left of an epoch that is over is to end, and books its room until it has."""
+        for shard in life.replica.shards:
+            node = shard.spec.node
+            if shard.state in (ShardState.ENDED, ShardState.STOPPING):
+                continue
+            if node not in life.heard:
+                self._forget_at[node, *life.key[:2]] = now + UNHEARD_SECONDS
+            life.set_shard(replace(shard, state=ShardState.STOPPING, since=now), now)
+        self._roster.put(life)
 
     def _demand(self, name: ModelName, now: float) -> None:
         # Only for models that there are: a client's invention must not grow memory.
@@ -426,21 +559,20 @@ class Fleet:
             self._take_back(life, "everything stops", now)
 
     def _take_back(self, life: Life, why: str, now: float) -> None:
-        """Out of the desired set; alive and booked until its node says that it ended."""
-        replica = life.replica
+        """Out of the desired sets; alive and booked until its nodes say that it ended."""
         if not life.alive:
             self._forget(life)
         elif self._roster.is_desired(life):
+            before = life.replica
             self._roster.withdraw(life)
-            if not life.heard:
-                self._forget_at[life.key] = now + UNHEARD_SECONDS
-            life.replica = replace(replica, state=ShardState.STOPPING, since=now)
-            self._roster.put(life)
-            self._announce(replica, f"{replica.id} on {replica.shard.node} is to stop: {why}")
+            self._stop_shards(life, now)
+            self._announce(before, f"{before.id} on {', '.join(before.nodes)} is to stop: {why}")
 
     def _forget(self, life: Life) -> None:
         self._roster.forget(life)
-        self._forget_at.pop(life.key, None)
+        self._whole_at.pop(life.key, None)
+        for node in life.replica.nodes:
+            self._forget_at.pop((node, *life.key[:2]), None)
 
     def _is_defined(self, spec: ShardSpec) -> bool:
         """The catalog, too, would launch this shard as it runs."""
@@ -449,6 +581,68 @@ class Fleet:
             return False
         facts = launch_facts(spec.model, spec.profile)
         return any(launch_facts(model, profile) == facts for profile in model.profiles)
+
+    # -- what a later time brings
+
+    def _settle(self, now: float) -> None:
+        """The nodes of an earlier server have had their time to come back."""
+        if not self._expected or now < self._settled_at:
+            return
+        self._absent = dict.fromkeys(sorted(self._expected), now)
+        self._expected.clear()
+        text = f"not back since the server has begun anew: {_few(self._absent)}; what they run is placed elsewhere"
+        self._effects.append(Announce(model=None, text=text, warning=True))
+
+    def _heed_brake(self, now: float) -> None:
+        before, self._brake = self._brake, self.brake(now)
+        if self._brake is not None:
+            if before is None:
+                self._effects.append(Announce(model=None, text=_describe(self._brake, now), warning=True))
+            return
+        if before is None:
+            return
+        self._effects.append(Announce(model=None, text="the brake is off: lost nodes are dealt with one by one again"))
+        if now < before.until:
+            # Some are back, and the others may be about to come.
+            self._replace_at = dict.fromkeys(self._replace_at, now + self._replace_after)
+        for model in self.catalog:
+            self._plan_later(model.name)
+
+    def _come_due(self, now: float) -> None:
+        for name in [name for name, at in self._retry_at.items() if at <= now]:
+            del self._retry_at[name]
+            self._plan_later(name)
+        for key in [key for key, at in self._forget_at.items() if at <= now]:
+            life = self._roster.at(*key)
+            if life is not None:
+                self._gone(life, key[0], now)
+        for whole in [key for key, at in self._whole_at.items() if at <= now]:
+            del self._whole_at[whole]
+            life = self._roster.lives[whole]
+            if not life.complete:
+                self._take_back(life, f"{len(life.replica.shards)} of its {life.count} shards came back", now)
+        if self._brake is None:
+            for node in [node for node, at in self._replace_at.items() if at <= now]:
+                del self._replace_at[node]
+                for life in self._roster.on(node):
+                    self._plan_later(life.replica.model)
+        if now >= self._look_again_at:
+            self._look_again_at = math.inf
+            self._plan_waiting()
+
+    def _ask_to_be_woken(self, now: float) -> None:
+        times = [*self._retry_at.values(), *self._forget_at.values(), *self._whole_at.values(), self._look_again_at]
+        times += [self._brake.until] if self._brake is not None else self._replace_at.values()
+        if self._unplanned and not self._expected:
+            times.append(now)
+        if self._expected:
+            times.append(self._settled_at)
+        at = min(times)
+        if at < math.inf and (self._wake_at is None or at < self._wake_at):
+            self._wake_at = at
+            self._effects.append(WakeAt(at=at))
+
+    # -- what is placed
 
     def _plan_later(self, name: ModelName) -> None:
         if not self._stopping:
@@ -460,21 +654,9 @@ class Fleet:
             if isinstance(verdict, Rejected):
                 self._plan_later(name)
 
-    def _come_due(self, now: float) -> None:
-        for name in [name for name, at in self._retry_at.items() if at <= now]:
-            del self._retry_at[name]
-            self._plan_later(name)
-        for key in [key for key, at in self._forget_at.items() if at <= now]:
-            self._forget_unheard(self._roster.lives[key])
-
-    def _forget_unheard(self, life: Life) -> None:
-        self._forget(life)
-        self._plan_later(life.replica.model)
-        self._plan_waiting()
-
     def _plan_one(self, now: float) -> None:
         """One model a turn, however many wait: a thousand at once would hold up every request meanwhile."""
-        while self._unplanned:
+        while self._unplanned and self._roster.freshen(HOSTS_A_TURN):
             name = next(iter(self._unplanned))
             del self._unplanned[name]
             model = self.catalog.named(name)
@@ -485,97 +667,195 @@ class Fleet:
     def _plan(self, model: Model, now: float) -> None:
         self._retry_at.pop(model.name, None)
         kept = self._shed_surplus(model, now)
-        asked_at = self._asked_at.get(model.name)
-        demand = asked_at is not None and now - asked_at < DEMAND_SECONDS
-        lacking = wanted(model, demand=demand) - kept
+        unreachable = [life for life in kept if self._is_overdue(life)]
+        for life in unreachable:
+            # The nodes that can be reached end their shards first: what is left of it serves nobody.
+            if life.count > 1:
+                self._give_up(life, now)
+        replaceable = [life for life in unreachable if life.count == 1]
+        lacking = self.wanted(model, now) - len(kept) + len(unreachable)
         if lacking <= 0:
             if isinstance(self._verdicts.get(model.name), Rejected):
                 del self._verdicts[model.name]
             return
+        if self._may_run_unseen(model, now):
+            return
         # One that is still stopping counts against the most there may be: its memory is in use, even where the profile
         # books none. Its end plans this model again.
-        alive = sum(1 for life in self._roster.of(model.name) if life.alive)
-        for _ in range(min(lacking, model.scaling.max - alive)):
-            verdict = place(
-                model,
-                self._roster.nodes(),
-                self._roster.bookings(),
-                self._backing_off(model.name),
-                now,
-                lost=self._roster.lost(),
-            )
+        there = sum(map(self._counts, self._roster.of(model.name))) - len(replaceable)
+        for _ in range(min(lacking, model.scaling.max - there)):
+            verdict = place(model, self._roster.hosts(), self._backing_off(model.name), now)
             earlier = self._verdicts.get(model.name)
             self._verdicts[model.name] = verdict
             if isinstance(verdict, Rejected):
                 self._wait_for_room(model, verdict, earlier, now)
                 return
+            if replaceable:
+                self._give_up(replaceable.pop(0), now)
             self._start(model, verdict, now)
 
-    def _shed_surplus(self, model: Model, now: float) -> int:
-        """Stop what is beyond the most there may be, the least useful first; answers how many are kept."""
+    def _is_asked_for(self, name: ModelName, now: float) -> bool:
+        asked_at = self._asked_at.get(name)
+        return asked_at is not None and now - asked_at < DEMAND_SECONDS
+
+    def _may_run_unseen(self, model: Model, now: float) -> bool:
+        """The brake holds, and nodes that this server has never heard may run it. What is known of it, or asked for,
+        goes its way."""
+        if self._brake is None or not self._absent or self._is_asked_for(model.name, now):
+            return False
+        return not any(True for _ in self._roster.of(model.name))
+
+    def _is_overdue(self, life: Life) -> bool:
+        """A node of it is lost for so long that it is not waited for any more."""
+        if self._brake is not None:
+            return False
+        return any(node in self._roster.lost_at and node not in self._replace_at for node in life.replica.nodes)
+
+    def _give_up(self, life: Life, now: float) -> None:
+        """Another epoch takes its place. What of it can't be reached keeps its room, and ends when its node is back."""
+        life.given_up = True
+        gone = [node for node in life.replica.nodes if node in self._roster.lost_at]
+        self._take_back(life, f"{', '.join(gone)} is lost, and another takes its place", now)
+
+    def _counts(self, life: Life) -> bool:
+        """Against the most that may be: not what only a lost node may still run."""
+        return life.alive and (not life.given_up or self._roster.is_running(life))
+
+    def _shed_surplus(self, model: Model, now: float) -> list[Life]:
+        """Stop what is beyond the most there may be, the least useful first; answers what is kept."""
         most = model.scaling.max
-        lives = sorted(
-            self._roster.of(model.name), key=lambda life: (life.replica.state is not ShardState.READY, life.key[1])
-        )
+        lives = sorted(self._roster.of(model.name), key=self._rank)
         desired = [life for life in lives if self._roster.is_desired(life)]
         for life in desired[most:]:
             self._take_back(life, f"no more than {most} may run", now)
-        kept = min(len(desired), most)
-        for life in [life for life in lives if not life.alive][most - kept :]:
+        kept = desired[:most]
+        for life in [life for life in lives if not life.alive][most - len(kept) :]:
             self._forget(life)
         return kept
+
+    def _rank(self, life: Life) -> tuple[bool, bool, str]:
+        lost = any(node in self._roster.lost_at for node in life.replica.nodes)
+        return lost, life.replica.state is not ShardState.READY, life.replica.id
 
     def _start(self, model: Model, placement: Placement, now: float) -> None:
         number = 1
         while self._roster.is_alive(replica_id(model.name, number)):
             number += 1
         name = replica_id(model.name, number)
-        spec = ShardSpec(
-            id=shard_id(model.name, number, 0),
-            replica=name,
-            epoch=self._roster.next_epoch(name),
-            node=placement.node,
-            model=model,
-            profile=placement.profile,
-        )
+        epoch = self._roster.next_epoch(name)
+        rendezvous = self._meet(placement, epoch)
+        specs = [
+            ShardSpec(
+                id=shard_id(model.name, number, rank),
+                replica=name,
+                epoch=epoch,
+                node=assigned.node,
+                model=model,
+                profile=placement.profile,
+                rank=rank,
+                count=len(placement.shards),
+                gpus=assigned.gpus,
+                fabric=placement.fabric,
+                rendezvous=rendezvous,
+            )
+            for rank, assigned in enumerate(placement.shards)
+        ]
         replica = Replica(
             id=name,
             model=model.name,
             profile=placement.profile.name,
-            shard=spec,
+            epoch=epoch,
+            shards=tuple(Shard(spec=spec, state=ShardState.PLACED, since=now) for spec in specs),
             state=ShardState.PLACED,
             since=now,
         )
-        self._roster.desire(spec)
-        self._roster.put(Life(replica, launched_at=now))
-        text = f"{name} goes to {placement.node} by profile {placement.profile.name!r} (epoch {spec.epoch})"
+        for spec in specs:
+            self._roster.desire(spec)
+        self._roster.put(Life(replica, count=len(specs), launched_at=now))
+        text = f"{name} goes to {', '.join(replica.nodes)} by profile {placement.profile.name!r} (epoch {epoch})"
         self._announce(replica, text)
+        self.trace.add(
+            Decision(
+                at=now,
+                model=model.name,
+                why=_word(placement.score),
+                replica=name,
+                profile=placement.profile.name,
+                nodes=replica.nodes,
+            )
+        )
+
+    def _meet(self, placement: Placement, epoch: int) -> str | None:
+        """Where the shards of one replica find one another: at rank 0's address on their fabric."""
+        if placement.fabric is None:
+            return None
+        node = self._roster.members[placement.node].node
+        address = next(found.address for found in node.fabrics if found.name == placement.fabric)
+        taken = {life.replica.shard.rendezvous for life in self._roster.on(node.id) if life.alive}
+        host = f"[{address}]" if ":" in str(address) else address
+        # Another one with each try: this one may be some other program's.
+        ports = (RENDEZVOUS_PORTS[(epoch - 1 + n) % len(RENDEZVOUS_PORTS)] for n in range(len(RENDEZVOUS_PORTS)))
+        return next(place for port in ports if (place := f"{host}:{port}") not in taken)
 
     def _wait_for_room(self, model: Model, verdict: Rejected, earlier: Verdict | None, now: float) -> None:
-        if any(rejection.reason is Reason.BACKING_OFF for rejection in verdict.rejections):
+        reasons = verdict.reasons()
+        counts = {str(reason): number for reason, number in reasons.items()}
+        why = ", ".join(f"{number} {reason}" for reason, number in counts.items()) or "there is no node, or no profile"
+        self.trace.add(Decision(at=now, model=model.name, why=why, reasons=counts))
+        if Reason.BACKING_OFF in reasons:
             # The failure was announced, with the time of the next try.
-            self._retry_at[model.name] = min(until for until in self._backing_off(model.name).values() if until > now)
+            waits = [until for until in self._backing_off(model.name).values() if until > now]
+            self._retry_at[model.name] = min(waits)
             return
+        if reasons:
+            self._look_again_at = min(self._look_again_at, now + BACKSTOP_SECONDS)
         # Numbers move with each report; only another reason is news.
-        if verdict.rejections and (not isinstance(earlier, Rejected) or _reasons(earlier) != _reasons(verdict)):
-            lines = tuple(f"{no.node}, profile {no.profile!r}: {no.detail}" for no in verdict.rejections)
+        if reasons and (not isinstance(earlier, Rejected) or earlier.reasons() != reasons):
+            shown = verdict.rejections[:FEW]
+            more = len(verdict.rejections) - len(shown)
+            lines = [f"{no.node}, profile {no.profile!r}: {no.detail}" for no in shown]
+            lines += [f"and {more} more; llmgw ctl explain-placement {model.name} shows all"] if more else []
             text = f"no node can run {model.name} now"
-            self._effects.append(Announce(model=model.name, text=text, lines=lines, warning=True))
+            self._effects.append(Announce(model=model.name, text=text, lines=tuple(lines), warning=True))
 
     def _backing_off(self, name: ModelName) -> dict[NodeId, float]:
         return {node: failures.until for (model, node), failures in self._failures.items() if model == name}
-
-    def _ask_to_be_woken(self, now: float) -> None:
-        times = [*self._retry_at.values(), *self._forget_at.values()]
-        if self._unplanned:
-            times.append(self._settled_at if self._expected else now)
-        if times and (self._wake_at is None or min(times) < self._wake_at):
-            self._wake_at = min(times)
-            self._effects.append(WakeAt(at=self._wake_at))
 
     def _announce(self, replica: Replica, text: str, *, lines: tuple[str, ...] = (), warning: bool = False) -> None:
         self._effects.append(Announce(model=replica.model, text=text, lines=lines, warning=warning))
 
 
-def _reasons(verdict: Rejected) -> set[tuple[str, str, Reason]]:
-    return {(rejection.node, rejection.profile, rejection.reason) for rejection in verdict.rejections}
+def _offer(node: Node) -> tuple[object, ...]:
+    """What of a node placement goes by, its figures roughly: another one is worth a look for those that wait."""
+    return (
+        node.engines,
+        node.labels,
+        node.fabrics,
+        node.memory_gb,
+        round(node.memory_foreign_gb),
+        [(disk.path, disk.free_gb // 10) for disk in node.disks],
+        None if node.gpus is None else [_offer_of(gpu) for gpu in node.gpus],
+    )
+
+
+def _offer_of(gpu: Gpu) -> tuple[object, ...]:
+    foreign = round(sum(use.memory_gb for use in gpu.foreign))
+    return gpu.uuid, gpu.gpu_class, gpu.memory_gb, gpu.broken, gpu.mig is None, gpu.nvlink_peers, foreign
+
+
+def _word(score: Score) -> str:
+    return f"the least cost: {score.seconds:.0f} s" if score.seconds else "nothing speaks against it"
+
+
+def _describe(brake: Brake, now: float) -> str:
+    wait = format_duration(max(brake.until - now, 0.0))
+    return (
+        f"the brake holds: {brake.lost} of {brake.nodes} nodes were lost together, so it may be this server that is "
+        f"cut off. Nothing is stopped or placed anew for them before they are back, or for {wait}"
+    )
+
+
+def _few(names: Iterable[str]) -> str:
+    found = list(names)
+    more = f" and {len(found) - FEW} more" if len(found) > FEW else ""
+    return ", ".join(found[:FEW]) + more

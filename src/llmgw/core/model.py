@@ -9,6 +9,9 @@ from typing import NewType
 
 ModelName = NewType("ModelName", str)
 
+# A profile's ``gpu_class`` that takes a GPU of any class; all of one replica are of one.
+ANY_CLASS = "any"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
@@ -39,7 +42,9 @@ class Lora:
 class Profile:
     """One way to run a model. The higher ``priority`` is tried first; ``args`` go to the engine last, untouched.
 
-    ``tp`` and ``pp`` are the widths of tensor and pipeline parallelism. ``env`` is set for the engine's process.
+    ``tp`` and ``pp`` are the widths of tensor and pipeline parallelism, over ``nodes`` nodes of as many GPUs each.
+    ``gpu_class`` may be ``any``. ``gpu_memory_gb`` is what it takes of each of its GPUs, in GB of 10^9 bytes.
+    ``labels`` are those that a node must have. ``env`` is set for the engine's process.
     """
 
     name: str
@@ -49,6 +54,9 @@ class Profile:
     gpu_class: str | None = None
     tp: int = 1
     pp: int = 1
+    nodes: int = 1
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    gpu_memory_gb: float | None = None
     tool_parser: str | None = None
     reasoning_parser: str | None = None
     startup_timeout_seconds: float = 600.0
@@ -57,6 +65,26 @@ class Profile:
     # Whoever logs a profile does not log what somebody may have hidden there.
     env: Mapping[str, str] = field(default_factory=dict, repr=False, hash=False)
     args: tuple[str, ...] = ()
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs one replica takes in all: none unless something in the profile asks for them."""
+        asked = self.gpu_class is not None or self.gpu_memory_gb is not None or self.tp * self.pp > 1
+        return self.tp * self.pp if asked else 0
+
+    @property
+    def gpus_per_node(self) -> int:
+        return self.gpus // self.nodes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prices:
+    """What tokens cost, in the operator's currency per million; ``cached`` ones of a prompt as the others where it is
+    None."""
+
+    prompt: float
+    completion: float
+    cached: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +102,7 @@ class Model:
     context_length: int | None = None
     max_output: int | None = None
     over_limit: str = "clamp"
+    prices: Prices | None = None
     scaling: Scaling = field(default_factory=Scaling)
     profiles: tuple[Profile, ...] = ()
 
@@ -120,8 +149,11 @@ def launch_facts(model: Model, profile: Profile) -> tuple[object, ...]:
         profile.name,
         profile.engine,
         profile.gpu_class,
+        # (what it takes of each is booked, and no engine is told)
+        profile.gpus,
         profile.tp,
         profile.pp,
+        profile.nodes,
         profile.tool_parser,
         profile.reasoning_parser,
         profile.env,

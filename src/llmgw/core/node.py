@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NewType
 
 NodeId = NewType("NodeId", str)
@@ -52,15 +53,85 @@ class EngineFound:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignUse:
+    """Memory of a GPU that nothing of ours holds, in GB of 10^9 bytes: whose it is, None where the device does not
+    say (a process of a container, or memory that an ended one has not given back yet)."""
+
+    memory_gb: float
+    pid: int | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MigInstance:
+    """A part of a GPU that stands for itself. ``shape`` is the device's word for its size, as ``1g.10gb``."""
+
+    uuid: str
+    shape: str
+    memory_gb: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpu:
+    """One GPU. ``uuid`` is what it is known by; ``index`` is its place in PCI bus order now, which a reboot may change.
+
+    Memory in GB of 10^9 bytes. ``nvlink_peers`` are the UUIDs that it reaches over NVLink, directly or through a
+    switch: None where that is not known, () where there are none. ``mig`` is None where it is not cut into instances;
+    one that is takes no replica. ``broken``: why nothing can run on it, in one line. None of a figure: the device does
+    not say. ``ecc_errors`` counts those that could not be corrected.
+    """
+
+    uuid: str
+    index: int
+    gpu_class: str
+    name: str
+    memory_gb: float
+    memory_used_gb: float
+    pci: str | None = None
+    temperature_c: float | None = None
+    utilization_percent: float | None = None
+    ecc_errors: int | None = None
+    nvlink_peers: tuple[str, ...] | None = None
+    mig: tuple[MigInstance, ...] | None = None
+    foreign: tuple[ForeignUse, ...] = ()
+    broken: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricFound:
+    """A network that the node was declared to be on: its interface and this node's address there, where they are known,
+    and its adapters (``mlx5_0``). ``down``: why it is out of service here, in one line."""
+
+    name: str
+    interface: str | None = None
+    address: str | None = None
+    hcas: tuple[str, ...] = ()
+    down: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """One machine as its agent sees it now. ``memory_gb`` is all of its RAM in GB of 10^9 bytes; ``outdated`` is the
-    server's word for an agent that passes over what definitions have gained since (``newer_keys``)."""
+    """One machine as its agent sees it now.
+
+    ``memory_gb`` is all of its RAM in GB of 10^9 bytes, ``memory_foreign_gb`` what programs that are not ours hold of
+    it. ``gpus`` is None where nobody has looked: then no profile that needs one is placed there, and no other is kept
+    from one. ``labels`` are those of its agent.yaml. ``warnings``: what of the machine makes it slow or odd, one line
+    each. ``clock`` is its wall clock in seconds since 1970 when it said all this. ``outdated`` is the server's word for
+    an agent that passes over what definitions have gained since (``newer_keys``).
+    """
 
     id: NodeId
     cores: int
     cpu_flags: frozenset[str]
     memory_gb: float
     memory_available_gb: float
+    memory_foreign_gb: float = 0.0
     disks: tuple[Disk, ...] = ()
     engines: tuple[EngineFound, ...] = ()
+    gpus: tuple[Gpu, ...] | None = None
+    gpu_driver: str | None = None
+    fabrics: tuple[FabricFound, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict, hash=False)
+    warnings: tuple[str, ...] = ()
+    clock: float | None = None
     outdated: bool = False

@@ -1,157 +1,281 @@
-"""Where a replica goes: one node, or every reason against every node."""
+"""Where a replica goes: the nodes and GPUs that cost the least, or every reason against every node."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
-from llmgw.core.model import Model, Profile, newer_keys
-from llmgw.core.node import Node, NodeId
+from llmgw.core.costs import Bid, Offer, Score, bid, score
+from llmgw.core.filters import Need, describe, find_cards, find_reason, find_reasons
+from llmgw.core.hosts import Host
+from llmgw.core.model import Model, ModelName, Profile
+from llmgw.core.node import NodeId
 from llmgw.core.rejection import Reason, Rejection
 from llmgw.core.topology import islands
+from llmgw.core.unlock import Unlock, find_unlock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Assignment:
+    """One shard's place: the UUIDs of its GPUs in the order of its ranks, () for none, None where nobody chooses (a
+    node that was not looked at, or has none to hide)."""
+
+    node: NodeId
+    gpus: tuple[str, ...] | None = None
+
+
+# A reason against a node, with its words where they take more than the two.
+_Found = tuple[Need, Host, Reason, str | None]
+
+
+class Refusals:
+    """Why nodes were turned away, as reasons. The words are found when somebody reads them, and once."""
+
+    __slots__ = ("_found", "_told")
+
+    def __init__(self, found: Sequence[_Found] = ()) -> None:
+        self._found = found
+        self._told: tuple[Rejection, ...] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Refusals) and self.tell() == other.tell()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def tell(self) -> tuple[Rejection, ...]:
+        """By profile as they were tried, then by node."""
+        if self._told is None:
+            self._told = tuple(map(_reject, self._found))
+        return self._told
+
+    def first(self, count: int) -> tuple[Rejection, ...]:
+        """As ``tell``, so many."""
+        return tuple(map(_reject, self._found[:count]))
+
+    def count(self) -> Mapping[Reason, int]:
+        """How many times each reason was found."""
+        return Counter(reason for _, _, reason, _ in self._found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:
-    """A node that can run this profile. ``rejections`` are of the nodes and better profiles that were turned away."""
+    """Nodes and GPUs that can run this profile. ``shards`` are by rank, which goes by node id; ``fabric`` is what
+    several nodes meet over."""
 
-    node: NodeId
     profile: Profile
-    rejections: tuple[Rejection, ...] = ()
+    shards: tuple[Assignment, ...]
+    fabric: str | None = None
+    score: Score = field(default_factory=Score)
+    _refusals: Refusals | None = field(default=None, repr=False)
+
+    @property
+    def node(self) -> NodeId:
+        """Where rank 0 is."""
+        return self.shards[0].node
+
+    @property
+    def rejections(self) -> tuple[Rejection, ...]:
+        """Of the nodes, and of the better profiles, that were turned away."""
+        return self._refusals.tell() if self._refusals is not None else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
     """No node can run any profile now. Without rejections there was no node, or no profile, to look at."""
 
-    rejections: tuple[Rejection, ...] = ()
+    _refusals: Refusals = field(default_factory=Refusals, repr=False)
+
+    @property
+    def rejections(self) -> tuple[Rejection, ...]:
+        """The first reason against each node for each profile."""
+        return self._refusals.tell()
+
+    def first(self, count: int) -> tuple[Rejection, ...]:
+        """So many of them: the rest costs nothing."""
+        return self._refusals.first(count)
+
+    def reasons(self) -> Mapping[Reason, int]:
+        """How many times each reason was found; costs little."""
+        return self._refusals.count()
 
 
 Verdict = Placement | Rejected
 
 
-def place(
-    model: Model,
-    nodes: Iterable[Node],
-    bookings: Mapping[NodeId, float],
-    backing_off: Mapping[NodeId, float],
-    now: float,
-    *,
-    lost: Collection[NodeId] = (),
-) -> Verdict:
-    """Find a node for one more replica of ``model``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A node, or nodes of a fabric together, that a profile was held against.
 
-    ``bookings`` is the memory in GB that our replicas have on each node, whatever they use of it at the moment,
-    ``backing_off`` until when a node is not tried again, ``lost`` the nodes that are silent. The best profile that fits
-    anywhere wins, on the node with the most memory left; of equal nodes the first by id.
+    ``rejections`` are all that speaks against them; where nothing does they would do, at this ``score`` and with these
+    GPUs, each node's as in an ``Assignment``.
     """
-    groups = islands(nodes)
-    rejections: list[Rejection] = []
-    for profile in sorted(model.profiles, key=lambda profile: -profile.priority):
-        best: Node | None = None
-        newer = newer_keys(model, profile)
-        for island in groups:
-            for node in island:
-                free_gb = _free_gb(node, bookings)
-                rejection = _reject(profile, node, free_gb, backing_off.get(node.id, now) - now, lost=lost, newer=newer)
-                if rejection is not None:
-                    rejections.append(rejection)
-                elif best is None or free_gb > _free_gb(best, bookings):
-                    best = node
+
+    profile: str
+    nodes: tuple[NodeId, ...]
+    fabric: str | None = None
+    rejections: tuple[Rejection, ...] = ()
+    score: Score | None = None
+    gpus: tuple[tuple[str, ...] | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Explanation:
+    """What ``place`` answers, and why: every profile against every node, in the order in which they were tried.
+
+    ``runner_up`` is what would have been taken were the winner not there. ``unlock`` is the smallest change that would
+    give a place to a model that has none.
+    """
+
+    model: ModelName
+    placement: Placement | None
+    runner_up: Candidate | None
+    candidates: tuple[Candidate, ...]
+    unlock: Unlock | None
+
+
+def place(model: Model, hosts: Sequence[Host], backing_off: Mapping[NodeId, float], now: float) -> Verdict:
+    """Find nodes and GPUs for one more replica of ``model``: all that it needs, or none.
+
+    ``backing_off`` says until when a node is not tried again. The best profile that fits anywhere wins, where it costs
+    the least; whatever the order of ``hosts``, the same.
+    """
+    by_id = sorted(hosts, key=attrgetter("id"))
+    refused: list[_Found] = []
+    for profile in by_priority(model):
+        need = Need(model=model, profile=profile, backing_off=backing_off, now=now)
+        fits = []
+        for host in by_id:
+            reason = find_reason(need, host)
+            if reason is None:
+                fits.append(host)
+            else:
+                refused.append((need, host, reason, None))
+        best = min(bid(need, fits), default=None)
         if best is not None:
-            return Placement(node=best.id, profile=profile, rejections=tuple(rejections))
-    return Rejected(rejections=tuple(rejections))
+            return Placement(
+                profile=profile,
+                shards=_assign(best.offers),
+                fabric=best.fabric or None,
+                score=score(need, best.offers),
+                _refusals=Refusals(refused) if refused else None,
+            )
+        refused += _find_shortage(need, fits)
+    return Rejected(_refusals=Refusals(refused))
 
 
-def _free_gb(node: Node, bookings: Mapping[NodeId, float]) -> float:
-    # What is available at the moment would count an engine twice while it loads, or not at all before it does.
-    return node.memory_gb - bookings.get(node.id, 0.0)
-
-
-def _reject(
-    profile: Profile,
-    node: Node,
-    free_gb: float,
-    wait_seconds: float,
-    *,
-    lost: Collection[NodeId],
-    newer: tuple[str, ...],
-) -> Rejection | None:
-    """The first reason against this node: those that an operator must remove before those that pass by themselves."""
-    found = (
-        _is_lost(node, lost)
-        or _is_outdated(node, newer)
-        or _lacks_engine(profile, node)
-        or _lacks_gpu(profile)
-        or _lacks_memory(profile, node, free_gb)
-        or _lacks_disk(profile, node)
-        or _backs_off(wait_seconds)
+def explain(model: Model, hosts: Sequence[Host], backing_off: Mapping[NodeId, float], now: float) -> Explanation:
+    """All that ``place`` would go by, were it asked now."""
+    verdict = place(model, hosts, backing_off, now)
+    by_id = sorted(hosts, key=attrgetter("id"))
+    candidates: list[Candidate] = []
+    ranked: list[tuple[Need, Bid]] = []
+    for profile in by_priority(model):
+        need = Need(model=model, profile=profile, backing_off=backing_off, now=now)
+        look = _look_at_nodes if profile.nodes == 1 else _look_at_fabrics
+        candidates += look(need, by_id)
+        fits = [host for host in by_id if find_reason(need, host) is None]
+        ranked += [(need, each) for each in sorted(bid(need, fits))]
+    # The same nodes by another class or fabric are no other place.
+    others = (_candidate(need, each) for need, each in ranked if each.ids != ranked[0][1].ids)
+    return Explanation(
+        model=model.name,
+        # (who was turned away is told by the candidates)
+        placement=replace(verdict, _refusals=None) if isinstance(verdict, Placement) else None,
+        runner_up=next(others, None),
+        candidates=tuple(candidates),
+        unlock=find_unlock(model, by_id, backing_off, now) if isinstance(verdict, Rejected) else None,
     )
-    if found is None:
-        return None
-    reason, detail = found
-    return Rejection(node=node.id, profile=profile.name, reason=reason, detail=detail)
 
 
-def _is_lost(node: Node, lost: Collection[NodeId]) -> tuple[Reason, str] | None:
-    if node.id not in lost:
-        return None
-    return Reason.NODE_LOST, "the node is silent: see whether its agent runs and reaches the server"
+def by_priority(model: Model) -> list[Profile]:
+    """Its profiles in the order in which they are tried."""
+    return sorted(model.profiles, key=lambda profile: -profile.priority)
 
 
-def _is_outdated(node: Node, newer: tuple[str, ...]) -> tuple[Reason, str] | None:
-    # It would start the engine without them: one that is ready, and is not what was asked for.
-    if not node.outdated or not newer:
-        return None
-    return Reason.AGENT_OUTDATED, f"its agent is of an older llmgw, which passes over {', '.join(newer)}: upgrade it"
+def _look_at_nodes(need: Need, hosts: Sequence[Host]) -> Iterator[Candidate]:
+    for host in hosts:
+        rejections = _reject_fully(need, host)
+        if rejections:
+            yield Candidate(profile=need.profile.name, nodes=(host.id,), rejections=rejections)
+        else:
+            yield _candidate(need, min(bid(need, [host])))
 
 
-def _lacks_engine(profile: Profile, node: Node) -> tuple[Reason, str] | None:
-    name = profile.engine
-    found = next((found for found in node.engines if found.engine == name), None)
-    if found is None:
-        return Reason.NO_ENGINE, (
-            f"no binary of the engine {name!r} was found: install it where PATH finds it, or set engines.{name}.bin"
+def _look_at_fabrics(need: Need, hosts: Sequence[Host]) -> Iterator[Candidate]:
+    """Each fabric that is declared, in service or not, and each node that is on none."""
+    names = sorted({fabric.name for host in hosts for fabric in host.node.fabrics})
+    for name in names:
+        of_fabric = Need(
+            model=need.model, profile=need.profile, backing_off=need.backing_off, now=need.now, fabric=name
         )
-    # A profile's own environment may say where the libraries are.
-    if found.broken is not None and not (profile.env and found.missing_libraries):
-        return Reason.ENGINE_BROKEN, f"{found.program[0]} can't run {name}: {found.broken}"
-    return None
+        members = [host for host in hosts if any(fabric.name == name for fabric in host.node.fabrics)]
+        against = {host.id: _reject_fully(of_fabric, host) for host in members}
+        fits = [host for host in members if not against[host.id]]
+        best = min((each for each in bid(need, fits) if each.fabric == name), default=None)
+        if best is None:
+            short = map(_reject, _find_shortage(of_fabric, fits))
+            ids = tuple(host.id for host in members)
+            rejections = (*short, *(rejection for told in against.values() for rejection in told))
+            yield Candidate(profile=need.profile.name, nodes=ids, fabric=name, rejections=rejections)
+            continue
+        yield _candidate(need, best)
+        for host in members:
+            if against[host.id]:
+                yield Candidate(profile=need.profile.name, nodes=(host.id,), fabric=name, rejections=against[host.id])
+    for host in hosts:
+        if not host.node.fabrics:
+            yield Candidate(profile=need.profile.name, nodes=(host.id,), rejections=_reject_fully(need, host))
 
 
-def _lacks_gpu(profile: Profile) -> tuple[Reason, str] | None:
-    if profile.gpu_class is None:
-        return None
-    return Reason.NO_GPU, f"asks for a GPU of class {profile.gpu_class!r}; the node reports no GPU"
+def _reject_fully(need: Need, host: Host) -> tuple[Rejection, ...]:
+    return tuple(_reject((need, host, reason, None)) for reason in find_reasons(need, host))
 
 
-def _lacks_memory(profile: Profile, node: Node, free_gb: float) -> tuple[Reason, str] | None:
-    need_gb = profile.min_memory_gb
-    if need_gb is None or need_gb <= free_gb:
-        return None
-    booked_gb = node.memory_gb - free_gb
-    return Reason.NOT_ENOUGH_MEMORY, (
-        f"needs {need_gb:g} GB of memory; {max(free_gb, 0.0):.4g} of {node.memory_gb:.4g} GB are free, "
-        f"{booked_gb:.4g} GB are booked by replicas"
+def _reject(found: _Found) -> Rejection:
+    need, host, reason, text = found
+    return Rejection(
+        node=host.id,
+        profile=need.profile.name,
+        reason=reason,
+        detail=text if text is not None else describe(reason, need, host),
     )
 
 
-def _lacks_disk(profile: Profile, node: Node) -> tuple[Reason, str] | None:
-    need_gb = profile.min_disk_gb
-    if need_gb is None:
-        return None
-    # Which of its disks a node fills with weights isn't known here: the fullest must do, or a fetch ends half way.
-    fullest = min(node.disks, key=lambda disk: disk.free_gb, default=None)
-    if fullest is None:
-        return Reason.NOT_ENOUGH_DISK, f"needs {need_gb:g} GB on disk; the node reports no disk"
-    if need_gb <= fullest.free_gb:
-        return None
-    return Reason.NOT_ENOUGH_DISK, (
-        f"needs {need_gb:g} GB on disk; {fullest.free_gb:.4g} of {fullest.total_gb:.4g} GB are free at {fullest.path}"
+def _candidate(need: Need, best: Bid) -> Candidate:
+    return Candidate(
+        profile=need.profile.name,
+        nodes=best.ids,
+        fabric=best.fabric or None,
+        score=score(need, best.offers),
+        gpus=tuple(_name_gpus(offer) for offer in best.offers),
     )
 
 
-def _backs_off(wait_seconds: float) -> tuple[Reason, str] | None:
-    if wait_seconds <= 0:
-        return None
-    return Reason.BACKING_OFF, f"the last try here failed; the next one is in {wait_seconds:.0f} s"
+def _assign(offers: Sequence[Offer]) -> tuple[Assignment, ...]:
+    return tuple(Assignment(node=offer.id, gpus=_name_gpus(offer)) for offer in offers)
+
+
+def _name_gpus(offer: Offer) -> tuple[str, ...] | None:
+    if offer.pick is not None:
+        return tuple(offer.host.free[place].uuid for place in offer.pick.places)
+    return () if offer.host.node.gpus else None
+
+
+def _find_shortage(need: Need, fits: Sequence[Host]) -> Iterator[_Found]:
+    """Nodes that would do, were there more of them on one of their fabrics, with GPUs of one class."""
+    told = {
+        fabric: _tell_shortage(need, fabric, hosts)
+        for fabric, hosts in islands(fits).items()
+        if need.fabric in (None, fabric)
+    }
+    for host in fits:
+        yield need, host, Reason.NOT_ENOUGH_NODES, "; ".join(told[each] for each in sorted(host.fabrics & told.keys()))
+
+
+def _tell_shortage(need: Need, fabric: str, hosts: Sequence[Host]) -> str:
+    fit = f"{len(hosts)} would do" if len(hosts) != 1 else f"only {hosts[0].id} would do"
+    classes = {name for host in hosts for name, _ in find_cards(need, host)} if need.gpus else set()
+    split = f", of different classes ({', '.join(sorted(classes))})" if len(hosts) >= need.profile.nodes else ""
+    return f"needs {need.profile.nodes} nodes of fabric {fabric}; {fit}{split}"

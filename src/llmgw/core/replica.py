@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
@@ -64,7 +65,11 @@ class ShardAddress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
-    """What a node is told to run: everything its agent needs, and the epoch that tells one try from the next."""
+    """What a node is told to run: everything its agent needs, and the epoch that tells one try from the next.
+
+    ``gpus`` are the UUIDs of those that are booked for it, in the order of the ranks; None where nobody chooses. The
+    ``count`` shards of one replica meet over the ``fabric`` of that name, at ``rendezvous``: ``host:port`` of rank 0.
+    """
 
     id: ShardId
     replica: ReplicaId
@@ -74,6 +79,9 @@ class ShardSpec:
     profile: Profile
     rank: int = 0
     count: int = 1
+    gpus: tuple[str, ...] | None = None
+    fabric: str | None = None
+    rendezvous: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,13 +125,10 @@ class ShardReport:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replica:
-    """One serving copy of a model by one profile, on one node for now; ``since`` is when it took its present state."""
+class Shard:
+    """One engine process of a replica; ``since`` is when it took its present state, the rest as in its reports."""
 
-    id: ReplicaId
-    model: ModelName
-    profile: str
-    shard: ShardSpec
+    spec: ShardSpec
     state: ShardState
     since: float
     endpoint: Endpoint | None = None
@@ -134,6 +139,72 @@ class Replica:
     remedy: str | None = None
     lines: tuple[str, ...] = ()
     load: Load = Load()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replica:
+    """One epoch of a serving copy of a model by one profile: a shard on each of its nodes, by rank.
+
+    ``state`` is that of all of them together and ``since`` when it took it. Rank 0 answers requests. ``cause``,
+    ``kind``, ``remedy`` and ``lines`` are those of the shard that ended it.
+    """
+
+    id: ReplicaId
+    model: ModelName
+    profile: str
+    epoch: int
+    shards: tuple[Shard, ...]
+    state: ShardState
+    since: float
+    cause: str | None = None
+    kind: str | None = None
+    remedy: str | None = None
+    lines: tuple[str, ...] = ()
+
+    @property
+    def shard(self) -> ShardSpec:
+        """What rank 0 was told."""
+        return self.shards[0].spec
+
+    @property
+    def nodes(self) -> tuple[NodeId, ...]:
+        """The nodes that it is on, by rank."""
+        return tuple(shard.spec.node for shard in self.shards)
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        return self.shards[0].endpoint
+
+    @property
+    def load(self) -> Load:
+        return self.shards[0].load
+
+    @property
+    def context_length(self) -> int | None:
+        return self.shards[0].context_length
+
+    @property
+    def progress(self) -> str | None:
+        """Of the first shard that has something to tell, with its node where there are several."""
+        for shard in self.shards:
+            if shard.progress is not None:
+                return shard.progress if len(self.shards) == 1 else f"{shard.spec.node}: {shard.progress}"
+        return None
+
+
+# How far a shard has come: a replica has come as far as its last one.
+_PROGRESS = (ShardState.PLACED, ShardState.LAUNCHING, ShardState.LOADING, ShardState.READY)
+
+
+def join_states(states: Collection[ShardState], count: int) -> ShardState:
+    """What ``count`` shards are together, of which these are known: ended when all have, stopping as soon as one is."""
+    if all(state is ShardState.ENDED for state in states):
+        return ShardState.ENDED
+    if ShardState.ENDED in states or ShardState.STOPPING in states:
+        return ShardState.STOPPING
+    if len(states) < count:
+        return ShardState.PLACED
+    return min(states, key=_PROGRESS.index)
 
 
 def replica_id(model: ModelName, number: int) -> ReplicaId:

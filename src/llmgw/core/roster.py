@@ -6,54 +6,82 @@ frees its memory when it is gone, not when somebody decides that it should go.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from typing import TypeVar
 
 from llmgw.core.effects import Desire
+from llmgw.core.events import NodeMarked
+from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import ModelName
 from llmgw.core.node import Node, NodeId
-from llmgw.core.replica import Replica, ReplicaId, ShardId, ShardSpec, ShardState
+from llmgw.core.replica import Replica, ReplicaId, Shard, ShardId, ShardSpec, ShardState, join_states
 
-LifeKey = tuple[NodeId, ReplicaId, int]
+Name = TypeVar("Name")
+
+# A replica's epoch, and the node that it was first known on: two nodes may each say that they run the same one.
+LifeKey = tuple[ReplicaId, int, NodeId]
+# What a report speaks of: there is one shard of an epoch on a node.
+ShardKey = tuple[NodeId, ReplicaId, int]
 
 
 @dataclass(slots=True)
 class Member:
     """A registered node, and what it was last told (``sent`` is None when it may have forgotten).
 
-    While it is ``lost`` nothing is sent to what runs there, and all of it stays booked.
+    While it is lost nothing is sent to what runs there, and all of it stays booked. ``host`` is None when it is to be
+    made anew.
     """
 
     node: Node
-    lost: bool = False
+    standing: Standing = Standing.READY
     revision: int = 0
     desired: dict[ShardId, ShardSpec] = field(default_factory=dict)
     sent: tuple[ShardSpec, ...] | None = None
+    host: Host | None = None
 
 
 @dataclass(slots=True)
 class Life:
-    """One epoch of a replica on its node.
+    """One epoch of a replica: ``replica`` has the shards that are known, of the ``count`` that there are to be.
 
-    ``launched_at`` is None when it ran before we knew it; ``heard`` is true once its node has spoken of it;
-    ``withdrawn_by`` is the revision of the first desired set without it; ``ready_seconds`` is how long it has served,
-    once it no longer does.
+    ``launched_at`` is None when it ran before we knew it; ``heard`` has the nodes that have spoken of their shard;
+    ``withdrawn_by`` is for each node the revision of the first desired set without it; ``ready_seconds`` is how long it
+    has served, once it no longer does. ``given_up``: another epoch takes its place, since a node of it is lost.
     """
 
     replica: Replica
+    count: int = 1
     launched_at: float | None = None
-    heard: bool = False
-    withdrawn_by: int | None = None
+    heard: set[NodeId] = field(default_factory=set)
+    withdrawn_by: dict[NodeId, int] = field(default_factory=dict)
     ready_seconds: float = 0.0
+    given_up: bool = False
+    key: LifeKey = field(init=False)
 
-    @property
-    def key(self) -> LifeKey:
-        shard = self.replica.shard
-        return shard.node, shard.replica, shard.epoch
+    def __post_init__(self) -> None:
+        self.key = (self.replica.id, self.replica.epoch, self.replica.shard.node)
 
     @property
     def alive(self) -> bool:
         return self.replica.state is not ShardState.ENDED
+
+    @property
+    def complete(self) -> bool:
+        return len(self.replica.shards) == self.count
+
+    def shard_on(self, node: NodeId) -> Shard:
+        return next(shard for shard in self.replica.shards if shard.spec.node == node)
+
+    def set_shard(self, shard: Shard, now: float) -> None:
+        """Enter what is new of a shard; the replica's state follows from all of them."""
+        shards = [other for other in self.replica.shards if other.spec.node != shard.spec.node]
+        ordered = tuple(sorted((*shards, shard), key=lambda each: each.spec.rank))
+        state = join_states([each.state for each in ordered], self.count)
+        since = self.replica.since if state is self.replica.state else now
+        self.replica = replace(self.replica, shards=ordered, state=state, since=since)
 
 
 class Roster:
@@ -61,79 +89,200 @@ class Roster:
 
     def __init__(self) -> None:
         self.members: dict[NodeId, Member] = {}
+        # when the lease of each lost node ended
+        self.lost_at: dict[NodeId, float] = {}
         self.lives: dict[LifeKey, Life] = {}
+        self.ready: dict[ModelName, tuple[Replica, ...]] = {}
         # the same lives again, for who asks for some of them: a node may bring a thousand at once
+        self._at: dict[ShardKey, Life] = {}
         self._by_replica: dict[ReplicaId, dict[LifeKey, Life]] = {}
         self._by_model: dict[ModelName, dict[LifeKey, Life]] = {}
+        self._by_node: dict[NodeId, dict[LifeKey, Life]] = {}
         self._routable: set[LifeKey] = set()
-        self.ready: dict[ModelName, tuple[Replica, ...]] = {}
         self._epochs: dict[ReplicaId, int] = {}
         self._touched: set[NodeId] = set()
+        self._marks: dict[NodeId, NodeMarked] = {}
+        self._holds: dict[NodeId, set[str]] = {}
+        # whose host is to be made anew
+        self._stale: dict[NodeId, None] = {}
+        self._order: tuple[Member, ...] | None = None
+
+    # -- nodes
 
     def enrol(self, node: Node) -> Member:
         """The node as it is now, to be told anew what it is to run."""
-        member = self.members.setdefault(node.id, Member(node))
+        if node.id not in self.members:
+            self.members[node.id] = Member(node)
+            self._order = None
+        member = self.members[node.id]
         member.node = node
         member.sent = None
         self._touched.add(node.id)
-        self.mark_lost(member, lost=False)
+        self.set_standing(member, Standing.READY)
         return member
 
-    def mark_lost(self, member: Member, *, lost: bool) -> None:
-        """Requests no longer go there, or again."""
-        if member.lost is not lost:
-            member.lost = lost
-            for name in {
-                life.replica.model for life in self.lives.values() if life.replica.shard.node == member.node.id
-            }:
+    def set_standing(self, member: Member, standing: Standing, now: float = 0.0) -> None:
+        """``now`` is when it was lost; requests no longer go to a lost one, or again to one that is back."""
+        was, member.standing = member.standing, standing
+        if standing is Standing.LOST:
+            self.lost_at[member.node.id] = now
+        else:
+            self.lost_at.pop(member.node.id, None)
+        self._make_anew(member.node.id)
+        if Standing.LOST in (was, standing) and was is not standing:
+            for name in {life.replica.model for life in self.on(member.node.id)}:
                 self._refresh_ready(name)
 
-    def lost(self) -> frozenset[NodeId]:
-        return frozenset(name for name, member in self.members.items() if member.lost)
+    def set_node(self, member: Member, node: Node) -> None:
+        """What the node has now."""
+        member.node = node
+        self._make_anew(node.id)
 
-    def nodes(self) -> list[Node]:
-        return [member.node for member in self.members.values()]
+    def mark(self, marked: NodeMarked) -> None:
+        """What an operator has said of a node, whether or not it is there."""
+        self._marks[marked.node] = marked
+        self._make_anew(marked.node)
+
+    def remove(self, name: NodeId) -> list[Life]:
+        """Forget a node, with what was said of it; the lives that had a shard there are the caller's to end."""
+        del self.members[name]
+        self.lost_at.pop(name, None)
+        self._marks.pop(name, None)
+        self._holds.pop(name, None)
+        self._touched.discard(name)
+        self._stale.pop(name, None)
+        self._order = None
+        return list(self.on(name))
+
+    def is_lost(self, name: NodeId) -> bool:
+        return name in self.lost_at or name not in self.members
+
+    def hosts(self) -> tuple[Host, ...]:
+        """The nodes as placement sees them, by id."""
+        if self._order is None:
+            self._order = tuple(self.members[name] for name in sorted(self.members))
+        return tuple(member.host or self.host(member) for member in self._order)
+
+    def host(self, member: Member) -> Host:
+        if member.host is None:
+            member.host = self._make_host(member)
+            self._stale.pop(member.node.id, None)
+        return member.host
+
+    def freshen(self, most: int) -> bool:
+        """Make as many hosts as have changed, ``most`` of them; whether none is left: a thousand take longer than a
+        turn may."""
+        for name in list(islice(self._stale, most)):
+            self.host(self.members[name])
+        return not self._stale
+
+    def _make_host(self, member: Member) -> Host:
+        name = member.node.id
+        booked: dict[str, ReplicaId] = {}
+        booked_gb = 0.0
+        replicas: Counter[ModelName] = Counter()
+        for life in self.on(name):
+            shard = life.shard_on(name)
+            if shard.state is ShardState.ENDED:
+                continue
+            booked_gb += shard.spec.profile.min_memory_gb or 0.0
+            booked |= dict.fromkeys(shard.spec.gpus or (), life.replica.id)
+            replicas[life.replica.model] += 1
+        mark = self._marks.get(name)
+        labels = member.node.labels
+        if mark is not None and mark.labels:
+            labels = {key: value for key, value in {**labels, **mark.labels}.items() if value is not None}
+        return Host(
+            node=member.node,
+            standing=member.standing,
+            cordoned=mark is not None and mark.cordoned,
+            labels=labels,
+            booked_gb=booked_gb,
+            booked=booked,
+            replicas=replicas,
+            holds=frozenset(self._holds.get(name, ())),
+        )
+
+    def note_held(self, name: NodeId, source: str) -> None:
+        """An engine there has loaded this source."""
+        held = self._holds.setdefault(name, set())
+        if source not in held:
+            held.add(source)
+            self._make_anew(name)
+
+    def forget_held(self, sources: Iterable[str]) -> None:
+        """Keep what is known of these sources only: there is no end of those that were in the catalog once."""
+        kept = set(sources)
+        for name, held in self._holds.items():
+            if not held <= kept:
+                held &= kept
+                self._make_anew(name)
+
+    def _make_anew(self, name: NodeId) -> None:
+        member = self.members.get(name)
+        if member is not None:
+            member.host = None
+            self._stale[name] = None
+
+    # -- lives
 
     def put(self, life: Life) -> None:
         """Enter a life, or what has become of it; an earlier epoch of the replica that has ended makes room for it."""
-        key = life.key
-        if key not in self.lives:
-            for ended in [other for other in self._by_replica.get(life.replica.id, {}).values() if not other.alive]:
+        name = life.replica.id
+        if life.key not in self.lives:
+            for ended in [other for other in self._by_replica.get(name, {}).values() if not other.alive]:
                 self.forget(ended)
-        self.lives[key] = life
-        self._by_replica.setdefault(life.replica.id, {})[key] = life
-        self._by_model.setdefault(life.replica.model, {})[key] = life
-        if key in self._routable or self._is_routable(life):
+        self.lives[life.key] = life
+        self._by_replica.setdefault(name, {})[life.key] = life
+        self._by_model.setdefault(life.replica.model, {})[life.key] = life
+        for node in life.replica.nodes:
+            self._at[node, name, life.replica.epoch] = life
+            self._by_node.setdefault(node, {})[life.key] = life
+            self._make_anew(node)
+        if life.key in self._routable or self._is_routable(life):
+            self._refresh_ready(life.replica.model)
+
+    def refresh(self, life: Life) -> None:
+        """Only figures of it have changed."""
+        if life.key in self._routable:
             self._refresh_ready(life.replica.model)
 
     def forget(self, life: Life) -> None:
-        key = life.key
-        del self.lives[key]
-        for index, name in ((self._by_replica, life.replica.id), (self._by_model, life.replica.model)):
-            del index[name][key]  # type: ignore[index]
-            if not index[name]:  # type: ignore[index]
-                del index[name]  # type: ignore[arg-type]
-        if key in self._routable:
+        name = life.replica.id
+        del self.lives[life.key]
+        _drop(self._by_replica, name, life.key)
+        _drop(self._by_model, life.replica.model, life.key)
+        for node in life.replica.nodes:
+            del self._at[node, name, life.replica.epoch]
+            _drop(self._by_node, node, life.key)
+            self._make_anew(node)
+        if life.key in self._routable:
             self._refresh_ready(life.replica.model)
+
+    def at(self, node: NodeId, name: ReplicaId, epoch: int) -> Life | None:
+        """The life that has a shard of this epoch on the node."""
+        return self._at.get((node, name, epoch))
 
     def of(self, name: ModelName) -> Iterator[Life]:
         return iter(self._by_model.get(name, {}).values())
 
+    def on(self, node: NodeId) -> Iterator[Life]:
+        """Those with a shard on this node."""
+        return iter(self._by_node.get(node, {}).values())
+
+    def epochs_of(self, name: ReplicaId) -> Iterator[Life]:
+        return iter(self._by_replica.get(name, {}).values())
+
     def is_alive(self, name: ReplicaId) -> bool:
-        """Some epoch of it is, on some node."""
-        return any(life.alive for life in self._by_replica.get(name, {}).values())
+        """Some epoch of it is that counts: not one that another is to take the place of."""
+        return any(life.alive and not life.given_up for life in self.epochs_of(name))
+
+    def is_running(self, life: Life) -> bool:
+        """Some of it lives where it could be told to end."""
+        return any(s.state is not ShardState.ENDED and not self.is_lost(s.spec.node) for s in life.replica.shards)
 
     def idle(self) -> bool:
         return not any(life.alive for life in self.lives.values())
-
-    def bookings(self) -> dict[NodeId, float]:
-        """The memory in GB that each node's replicas have booked, those included that are on their way out."""
-        booked: dict[NodeId, float] = {}
-        for life in self.lives.values():
-            if life.alive:
-                shard = life.replica.shard
-                booked[shard.node] = booked.get(shard.node, 0.0) + (shard.profile.min_memory_gb or 0.0)
-        return booked
 
     def next_epoch(self, name: ReplicaId) -> int:
         """One more than any that was seen or given: a late word of an earlier try can't be mistaken for this one's."""
@@ -143,21 +292,31 @@ class Roster:
     def see_epoch(self, name: ReplicaId, epoch: int) -> None:
         self._epochs[name] = max(epoch, self._epochs.get(name, 0))
 
+    def last_epoch(self, name: ReplicaId) -> int:
+        """The highest that was seen or given; 0 when there was none."""
+        return self._epochs.get(name, 0)
+
+    # -- what is desired
+
     def desire(self, spec: ShardSpec) -> None:
         self.members[spec.node].desired[spec.id] = spec
         self._touched.add(spec.node)
 
     def withdraw(self, life: Life) -> None:
-        shard = life.replica.shard
-        member = self.members[shard.node]
-        del member.desired[shard.id]
-        life.withdrawn_by = member.revision + 1
-        self._touched.add(shard.node)
+        """Out of the desired sets of all its nodes."""
+        for shard in life.replica.shards:
+            member = self.members.get(shard.spec.node)
+            if member is not None and _has(member.desired, shard.spec):
+                del member.desired[shard.spec.id]
+                life.withdrawn_by[shard.spec.node] = member.revision + 1
+                self._touched.add(shard.spec.node)
 
     def is_desired(self, life: Life) -> bool:
-        shard = life.replica.shard
-        spec = self.members[shard.node].desired.get(shard.id)
-        return spec is not None and spec.epoch == shard.epoch
+        return any(self._is_desired_there(shard.spec) for shard in life.replica.shards)
+
+    def _is_desired_there(self, spec: ShardSpec) -> bool:
+        member = self.members.get(spec.node)
+        return member is not None and _has(member.desired, spec)
 
     def changed_desires(self) -> list[Desire]:
         """What the nodes don't know yet, once: whole sets, by node."""
@@ -172,12 +331,14 @@ class Roster:
         self._touched.clear()
         return desires
 
+    # -- what may be asked
+
     def _is_routable(self, life: Life) -> bool:
         replica = life.replica
         return (
             replica.state is ShardState.READY
             and replica.endpoint is not None
-            and not self.members[replica.shard.node].lost
+            and not any(map(self.is_lost, replica.nodes))
         )
 
     def _refresh_ready(self, name: ModelName) -> None:
@@ -189,3 +350,14 @@ class Roster:
             self.ready[name] = tuple(sorted((life.replica for life in routable), key=lambda replica: replica.id))
         else:
             self.ready.pop(name, None)
+
+
+def _has(desired: Mapping[ShardId, ShardSpec], spec: ShardSpec) -> bool:
+    there = desired.get(spec.id)
+    return there is not None and there.epoch == spec.epoch
+
+
+def _drop(index: dict[Name, dict[LifeKey, Life]], name: Name, key: LifeKey) -> None:
+    del index[name][key]
+    if not index[name]:
+        del index[name]

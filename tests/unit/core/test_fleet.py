@@ -13,16 +13,20 @@ from llmgw.core.events import (
     Demand,
     Event,
     NodeLost,
+    NodeMarked,
     NodeRegistered,
+    NodeRemoved,
     NodeReported,
     NodesExpected,
+    NodeSilent,
+    RulesChanged,
     ShardChanged,
     Stopping,
     Wakeup,
 )
-from llmgw.core.fleet import DEMAND_SECONDS, FEW, UNHEARD_SECONDS, Fleet
+from llmgw.core.fleet import BACKSTOP_SECONDS, DEMAND_SECONDS, FEW, HOSTS_A_TURN, UNHEARD_SECONDS, Fleet
 from llmgw.core.model import Model, ModelName, Profile, Scaling
-from llmgw.core.node import EngineFound, Node, NodeId
+from llmgw.core.node import EngineFound, FabricFound, Gpu, Node, NodeId
 from llmgw.core.placement import Placement, Rejected
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import Endpoint, Load, Replica, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
@@ -619,8 +623,8 @@ def test_of_a_thousand_shards_at_once_the_log_gets_a_few_lines() -> None:
 
 def test_nothing_is_placed_before_the_nodes_that_were_there_have_said_what_they_run() -> None:
     fleet = Fleet()
-    fleet.handle(NodesExpected(nodes=frozenset({N1, N2}), until=15.0), 0.0)
-    assert wakes(fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)) == [15.0]
+    assert wakes(fleet.handle(NodesExpected(nodes=frozenset({N1, N2}), until=15.0), 0.0)) == [15.0]
+    fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)
     effects = fleet.handle(NodeRegistered(node=a_node("n1")), 1.0)
     assert desires(effects)[-1].shards == ()
     running = a_running(a_model(), node=N2)
@@ -842,6 +846,518 @@ def test_the_time_to_ask_again_has_a_ceiling() -> None:
     fleet.handle(a_word(shard, ShardState.READY), 1000.0)
     fleet.handle(a_word(shard, ShardState.ENDED), 1001.0)
     assert fleet.retry_after_seconds(M, 1001.0) == 120
+
+
+# Nodes that an operator speaks of
+
+
+def test_a_node_whose_link_is_down_gets_nothing_new_and_keeps_what_it_has() -> None:
+    fleet, effects = a_fleet(a_model(), a_model("b", least=0))
+    fleet.handle(a_word(the_shard(effects), ShardState.READY), 1.0)
+    assert fleet.handle(NodeSilent(node=N1), 2.0) == []
+    assert fleet.handle(NodeSilent(node=N2), 2.0) == []
+    assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1"]
+    fleet.handle(Demand(model=ModelName("b")), 3.0)
+    verdict = fleet.verdict(ModelName("b"))
+    assert isinstance(verdict, Rejected)
+    assert verdict.reasons() == {Reason.NODE_SILENT: 1}
+    running = (found(the_replica(fleet).shard),)
+    effects = fleet.handle(NodeRegistered(node=a_node(), running=running), 4.0)
+    effects += fleet.handle(Wakeup(), 4.0)
+    assert [shard.model.name for shard in desires(effects)[-1].shards] == ["b", "m"]
+
+
+def test_a_lost_node_does_not_fall_silent() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    fleet.handle(NodeLost(node=N1), 1.0)
+    fleet.handle(NodeSilent(node=N1), 2.0)
+    assert fleet.statistics().nodes[0].lost
+
+
+def test_a_cordoned_node_keeps_its_replicas_and_gets_no_other() -> None:
+    fleet, effects = a_fleet(a_model(), a_model("b", least=0))
+    fleet.handle(a_word(the_shard(effects), ShardState.READY), 1.0)
+    fleet.handle(NodeMarked(node=N1, cordoned=True), 2.0)
+    fleet.handle(Demand(model=ModelName("b")), 3.0)
+    verdict = fleet.verdict(ModelName("b"))
+    assert isinstance(verdict, Rejected)
+    assert verdict.reasons() == {Reason.CORDONED: 1}
+    assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1"]
+    # what waits is placed at once
+    effects = fleet.handle(NodeMarked(node=N1), 4.0)
+    assert [shard.model.name for shard in desires(effects)[-1].shards] == ["b", "m"]
+
+
+def test_a_node_is_removed_only_when_it_is_lost_or_empty() -> None:
+    fleet, effects = a_fleet(a_model())
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    (said,) = announced(fleet.handle(NodeRemoved(node=N1), 2.0))
+    assert said.text == "n1 is not removed: rep-m-1 runs there"
+    assert len(fleet.statistics().nodes) == 1
+    fleet.handle(NodeLost(node=N1), 3.0)
+    fleet.handle(NodeRemoved(node=N1), 4.0)
+    assert fleet.statistics().nodes == ()
+    assert fleet.statistics().models[0].replicas == ()
+    assert fleet.verdict(M) == Rejected()
+    # a word of it, or its second removal, is no news
+    assert fleet.handle(NodeReported(node=a_node()), 5.0) == []
+    assert fleet.handle(a_word(shard, ShardState.READY), 5.0) == []
+    assert fleet.handle(NodeRemoved(node=N1), 6.0) == []
+
+
+def test_a_removed_node_that_comes_back_is_told_to_stop_what_has_its_place_elsewhere() -> None:
+    fleet, effects = a_fleet(a_model())
+    old = the_shard(effects)
+    fleet.handle(a_word(old, ShardState.READY), 1.0)
+    fleet.handle(NodeLost(node=N1), 2.0)
+    fleet.handle(NodeRemoved(node=N1), 3.0)
+    new = the_shard(fleet.handle(NodeRegistered(node=a_node("n2")), 4.0))
+    assert (new.replica, new.epoch) == ("rep-m-1", 2)
+    effects = fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 5.0)
+    assert desires(effects) == [Desire(node=N1, revision=1, shards=())]
+    assert {replica.epoch: replica.state for replica in fleet.statistics().models[0].replicas} == {
+        1: ShardState.STOPPING,
+        2: ShardState.PLACED,
+    }
+    # it books its room until it is gone
+    assert [seen.booked_gb for seen in fleet.statistics().nodes] == [4.0, 4.0]
+    fleet.handle(a_word(old, ShardState.ENDED), 6.0)
+    assert [seen.booked_gb for seen in fleet.statistics().nodes] == [0.0, 4.0]
+
+
+def test_an_empty_node_is_removed_whatever_had_failed_there() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.ENDED, cause="no"), 1.0)
+    fleet.handle(NodeRemoved(node=N1), 2.0)
+    assert fleet.statistics().models[0].replicas == ()
+
+
+# Replicas on lost nodes
+
+
+def lose_one(fleet: Fleet, effects: Sequence[Effect]) -> ShardSpec:
+    """rep-m-1 is ready on n1, which is lost at 20; n2 is there."""
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 2.0)
+    assert wakes(fleet.handle(NodeLost(node=N1), 20.0)) == [80.0]
+    return shard
+
+
+def test_what_ran_on_a_lost_node_is_placed_anew_after_a_while_with_the_next_epoch() -> None:
+    fleet, effects = a_fleet(a_model())
+    old = lose_one(fleet, effects)
+    assert desires(fleet.handle(Wakeup(), 79.0)) == []
+    effects = fleet.handle(Wakeup(), 80.0)
+    told = {desire.node: desire.shards for desire in desires(effects)}
+    (new,) = told[N2]
+    assert (new.replica, new.id, new.epoch) == (old.replica, old.id, 2)
+    # the lost node is told when it is back
+    assert told[N1] == ()
+    assert "n1 is lost, and another takes its place" in announced(effects)[0].text
+    fleet.handle(a_word(new, ShardState.READY), 90.0)
+    assert [replica.nodes for replica in fleet.ready(M)] == [(N2,)]
+    assert fleet.silent_nodes(M) == ()
+    # what it may still run there keeps its room
+    assert [seen.booked_gb for seen in fleet.statistics().nodes] == [4.0, 4.0]
+    effects = fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 100.0)
+    assert desires(effects)[0] == Desire(node=N1, revision=3, shards=())
+    assert "it is to stop, another has its place" in announced(effects)[0].text
+    assert [replica.epoch for replica in fleet.ready(M)] == [2]
+    # it is lost once more before that is done
+    assert announced(fleet.handle(NodeLost(node=N1), 101.0)) == []
+    fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 102.0)
+    fleet.handle(a_word(old, ShardState.ENDED), 103.0)
+    assert [seen.booked_gb for seen in fleet.statistics().nodes] == [0.0, 4.0]
+
+
+def test_a_node_that_is_back_in_time_goes_on_with_what_it_runs() -> None:
+    fleet, effects = a_fleet(a_model())
+    old = lose_one(fleet, effects)
+    effects = fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 79.0)
+    assert desires(effects) == [Desire(node=N1, revision=2, shards=(old,))]
+    assert [replica.epoch for replica in fleet.ready(M)] == [1]
+    assert desires(fleet.handle(Wakeup(), 81.0)) == []
+
+
+def test_what_finds_no_other_place_is_what_its_node_goes_on_with() -> None:
+    fleet, effects = a_fleet(a_model(gb=4.0))
+    old = the_shard(effects)
+    fleet.handle(a_word(old, ShardState.READY), 1.0)
+    fleet.handle(NodeRegistered(node=a_node("n2", memory_gb=2.0)), 2.0)
+    fleet.handle(NodeLost(node=N1), 20.0)
+    assert desires(fleet.handle(Wakeup(), 80.0)) == []
+    assert isinstance(fleet.verdict(M), Rejected)
+    effects = fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 500.0)
+    assert desires(effects) == [Desire(node=N1, revision=2, shards=(old,))]
+    assert [replica.epoch for replica in fleet.ready(M)] == [1]
+    assert not isinstance(fleet.verdict(M), Rejected)
+
+
+def test_another_patience_counts_from_the_same_loss() -> None:
+    fleet, effects = a_fleet(a_model())
+    lose_one(fleet, effects)
+    effects = fleet.handle(RulesChanged(replace_after=10.0, brake=600.0), 25.0)
+    assert wakes(effects) == [30.0]
+    assert [desire.node for desire in desires(fleet.handle(Wakeup(), 30.0))] == [N1, N2]
+
+
+def test_a_model_that_nobody_wants_now_stays_where_it_is_lost() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    shard = the_shard(fleet.handle(Demand(model=M), 1.0))
+    fleet.handle(a_word(shard, ShardState.READY), 2.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 3.0)
+    fleet.handle(NodeLost(node=N1), 400.0)
+    assert desires(fleet.handle(Wakeup(), 460.0)) == []
+    # somebody asks
+    assert the_shard([fleet.handle(Demand(model=M), 461.0)[-1]]).epoch == 2
+
+
+# So many at once that it may be us
+
+
+def a_wide_fleet(nodes: int = 5) -> tuple[Fleet, list[ShardSpec]]:
+    """A replica ready on each node."""
+    names = [f"n{number}" for number in range(1, nodes + 1)]
+    fleet, effects = a_fleet(a_model(least=nodes, most=nodes, gb=16.0), nodes=[a_node(name) for name in names])
+    for _ in names:
+        effects += fleet.handle(Wakeup(), 0.0)
+    shards = {shard.node: shard for desire in desires(effects) for shard in desire.shards}
+    for shard in shards.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    return fleet, [shards[NodeId(name)] for name in names]
+
+
+def test_when_most_nodes_go_together_nothing_is_stopped_or_placed_anew() -> None:
+    fleet, shards = a_wide_fleet()
+    for name in ("n6", "n7"):
+        fleet.handle(NodeRegistered(node=a_node(name)), 2.0)
+    effects = [effect for n in range(4) for effect in fleet.handle(NodeLost(node=shards[n].node), 20.0 + n)]
+    assert "the brake holds: 4 of 7 nodes were lost together" in announced(effects)[-1].text
+    brake = fleet.brake(24.0)
+    assert brake is not None
+    assert brake.until == 620.0
+    for now in (80.0, 300.0, 619.0):
+        assert desires(fleet.handle(Wakeup(), now)) == []
+        assert desires(fleet.handle(Demand(model=M), now)) == []
+    assert "the brake holds" in str(fleet.held_up(300.0))
+    assert fleet.statistics(300.0).brake == brake
+    # they are all back, with what they run
+    effects = []
+    for n in range(4):
+        effects += fleet.handle(NodeRegistered(node=a_node(f"n{n + 1}"), running=(found(shards[n]),)), 619.5)
+    assert fleet.held_up(619.5) is None
+    assert {desire.node: desire.shards for desire in desires(effects)} == {s.node: (s,) for s in shards[:4]}
+    assert len(fleet.ready(M)) == 5
+
+
+def test_the_brake_passes_and_what_is_lost_is_placed_anew() -> None:
+    fleet, shards = a_wide_fleet(3)
+    fleet.handle(NodeRegistered(node=a_node("n4")), 2.0)
+    for shard in shards:
+        fleet.handle(NodeLost(node=shard.node), 20.0)
+    effects = fleet.handle(Wakeup(), 620.0)
+    assert next(said.text for said in announced(effects)).startswith("the brake is off")
+    assert NodeId("n4") in {desire.node for desire in desires(effects)}
+
+
+def test_a_server_that_has_begun_anew_and_misses_most_nodes_places_nothing_that_they_may_run() -> None:
+    fleet = Fleet()
+    nodes = frozenset(NodeId(f"n{n}") for n in range(1, 6))
+    fleet.handle(NodesExpected(nodes=nodes, until=30.0), 0.0)
+    fleet.handle(CatalogChanged(models=(a_model(), a_model("b", least=0))), 0.0)
+    fleet.handle(NodeRegistered(node=a_node("n1")), 1.0)
+    assert "waits for what n2, n3, n4, n5 run" in str(fleet.held_up(2.0))
+    effects = fleet.handle(Wakeup(), 30.0)
+    assert [said.text.split(":")[0] for said in announced(effects)] == [
+        "not back since the server has begun anew",
+        "the brake holds",
+    ]
+    assert desires(effects) == []
+    assert fleet.statistics().absent == ("n2", "n3", "n4", "n5")
+    # but somebody who asks is served
+    assert the_shard(fleet.handle(Demand(model=ModelName("b")), 40.0)).model.name == "b"
+    # and one that is removed is missed no more
+    fleet.handle(NodeRemoved(node=NodeId("n5")), 50.0)
+    effects = fleet.handle(NodeRemoved(node=NodeId("n4")), 50.0)
+    assert [shard.model.name for shard in desires(effects)[-1].shards] == ["b", "m"]
+
+
+# Replicas of several nodes
+
+
+PAIR = Profile(name="p", engine="e", gpu_class="h100-80g", tp=8, pp=2, nodes=2)
+
+
+def a_wide_model(profile: Profile = PAIR, least: int = 1, most: int = 1) -> Model:
+    return Model(name=M, source="/m", scaling=Scaling(min=least, max=most), profiles=(profile,))
+
+
+def a_gpu_node(name: str, fabric: str | None = "ib-a", gpus: int = 8) -> Node:
+    address = f"10.0.0.{name[1:]}"
+    fabrics = () if fabric is None else (FabricFound(name=fabric, interface="ib0", address=address),)
+    cards = tuple(
+        Gpu(
+            uuid=f"GPU-{name}-{index}",
+            index=index,
+            gpu_class="h100-80g",
+            name="H100",
+            memory_gb=85.0,
+            memory_used_gb=0.0,
+        )
+        for index in range(gpus)
+    )
+    return replace(a_node(name), gpus=cards, fabrics=fabrics)
+
+
+def a_group(most: int = 1, nodes: int = 2) -> tuple[Fleet, list[ShardSpec]]:
+    fleet, effects = a_fleet(
+        a_wide_model(most=most), nodes=[a_gpu_node(f"n{number}") for number in range(1, nodes + 1)]
+    )
+    return fleet, [shard for desire in desires(effects) for shard in desire.shards]
+
+
+def test_a_replica_of_two_nodes_is_placed_whole_and_meets_at_rank_0() -> None:
+    fleet, shards = a_group()
+    assert [(s.node, s.rank, s.count, s.fabric, s.rendezvous) for s in shards] == [
+        ("n1", 0, 2, "ib-a", "10.0.0.1:29500"),
+        ("n2", 1, 2, "ib-a", "10.0.0.1:29500"),
+    ]
+    assert [s.id for s in shards] == ["shd-m-1-0", "shd-m-1-1"]
+    assert [s.gpus for s in shards] == [tuple(f"GPU-{name}-{n}" for n in range(8)) for name in ("n1", "n2")]
+    fleet.handle(a_word(shards[0], ShardState.READY), 5.0)
+    assert fleet.ready(M) == ()
+    effects = fleet.handle(a_word(shards[1], ShardState.READY, endpoint=None), 7.0)
+    assert announced(effects)[0].text == "rep-m-1 is ready on n1, n2 after 7s"
+    assert [replica.endpoint for replica in fleet.ready(M)] == [ENDPOINT]
+    assert the_replica(fleet).progress is None
+
+
+def test_progress_of_several_nodes_names_the_node() -> None:
+    fleet, shards = a_group()
+    fleet.handle(a_word(shards[1], ShardState.LOADING, progress="10 %"), 5.0)
+    assert the_replica(fleet).progress == "n2: 10 %"
+
+
+def test_without_a_second_node_none_of_it_is_placed() -> None:
+    fleet, effects = a_fleet(a_wide_model(), nodes=[a_gpu_node("n1"), a_gpu_node("n2", fabric="ib-b")])
+    assert all(desire.shards == () for desire in desires(effects))
+    assert isinstance(fleet.verdict(M), Rejected)
+
+
+def test_two_replicas_of_two_nodes_meet_at_two_places() -> None:
+    nodes = [a_gpu_node(name) for name in ("n1", "n2")]
+    _, effects = a_fleet(a_wide_model(replace(PAIR, tp=4, pp=2), least=2, most=2), nodes=nodes)
+    shards = {shard.id: shard for desire in desires(effects) for shard in desire.shards}
+    assert sorted({str(shard.rendezvous) for shard in shards.values()}) == ["10.0.0.1:29500", "10.0.0.1:29501"]
+    booked = [gpu for shard in shards.values() for gpu in shard.gpus or ()]
+    assert len(booked) == len(set(booked)) == 16
+
+
+def test_an_address_with_colons_is_written_in_brackets() -> None:
+    nodes = [
+        replace(a_gpu_node(name), fabrics=(FabricFound(name="ib-a", interface="ib0", address=f"fd00::{name}"),))
+        for name in ("n1", "n2")
+    ]
+    _, effects = a_fleet(a_wide_model(), nodes=nodes)
+    assert desires(effects)[-1].shards[0].rendezvous == "[fd00::n1]:29500"
+
+
+def test_the_end_of_one_shard_ends_the_epoch_everywhere_before_another_begins() -> None:
+    fleet, shards = a_group()
+    for shard in shards:
+        fleet.handle(a_word(shard, ShardState.READY), 5.0)
+    effects = fleet.handle(a_word(shards[1], ShardState.ENDED, cause="CUDA error", kind="gpu_fault"), 9.0)
+    assert [(desire.node, desire.shards) for desire in desires(effects)] == [(N1, ()), (N2, ())]
+    assert "rep-m-1 ended on n2: CUDA error (failure 1 in a row" in announced(effects)[0].text
+    replica = the_replica(fleet)
+    assert (replica.state, replica.cause, replica.kind) == (ShardState.STOPPING, "CUDA error", "gpu_fault")
+    assert fleet.ready(M) == ()
+    # the time of the next try comes before the other shard has ended
+    assert desires(fleet.handle(Wakeup(), 15.0)) == []
+    assert len(fleet.statistics().nodes[0].host.booked) == 8
+    fleet.handle(a_word(shards[0], ShardState.ENDED), 16.0)
+    effects = fleet.handle(Wakeup(), 16.0)
+    again = [shard for seen in fleet.statistics().models for r in seen.replicas for shard in (r.shard,)]
+    assert [(shard.epoch, shard.rendezvous) for shard in again] == [(2, "10.0.0.1:29501")]
+
+
+def test_a_failed_group_is_shown_until_its_next_try() -> None:
+    fleet, shards = a_group()
+    fleet.handle(a_word(shards[0], ShardState.ENDED, cause="no"), 9.0)
+    # the other was never launched, as far as anybody has said
+    fleet.handle(NodeReported(node=a_gpu_node("n2"), applied=2), 9.1)
+    replica = the_replica(fleet)
+    assert (replica.state, replica.cause, [shard.state for shard in replica.shards]) == (
+        ShardState.ENDED,
+        "no",
+        [ShardState.ENDED] * 2,
+    )
+
+
+def test_a_group_that_loses_a_node_ends_where_it_can_be_reached_and_is_placed_elsewhere() -> None:
+    fleet, shards = a_group(nodes=3)
+    for shard in shards:
+        fleet.handle(a_word(shard, ShardState.READY), 5.0)
+    fleet.handle(NodeLost(node=N2), 20.0)
+    assert fleet.ready(M) == ()
+    effects = fleet.handle(Wakeup(), 80.0)
+    assert {desire.node: desire.shards for desire in desires(effects)} == {N1: (), N2: ()}
+    fleet.handle(a_word(shards[0], ShardState.ENDED), 85.0)
+    effects = fleet.handle(Wakeup(), 85.0)
+    live = [r for r in fleet.statistics().models[0].replicas if r.epoch == 2]
+    assert [replica.nodes for replica in live] == [("n1", "n3")]
+    # and back: what it runs there ends
+    effects = fleet.handle(NodeRegistered(node=a_gpu_node("n2"), running=(found(shards[1]),)), 90.0)
+    assert desires(effects)[0] == Desire(node=N2, revision=3, shards=())
+    fleet.handle(a_word(shards[1], ShardState.ENDED), 91.0)
+    assert [r.epoch for r in fleet.statistics().models[0].replicas] == [2]
+
+
+def test_a_group_whose_node_registers_without_its_part_is_begun_anew() -> None:
+    fleet, shards = a_group()
+    fleet.handle(a_word(shards[0], ShardState.LOADING), 1.0)
+    effects = fleet.handle(NodeRegistered(node=a_gpu_node("n2")), 2.0)
+    assert "n2 never launched its part" in announced(effects)[0].text
+    assert {desire.node: desire.shards for desire in desires(effects)} == {N1: (), N2: ()}
+    fleet.handle(a_word(shards[0], ShardState.ENDED), 3.0)
+    fleet.handle(Wakeup(), 3.0)
+    assert the_replica(fleet).epoch == 2
+
+
+def test_a_removed_node_takes_its_group_along() -> None:
+    fleet, shards = a_group()
+    fleet.handle(a_word(shards[0], ShardState.READY), 1.0)
+    fleet.handle(a_word(shards[1], ShardState.READY), 1.0)
+    fleet.handle(NodeLost(node=N2), 20.0)
+    fleet.handle(NodeRemoved(node=N2), 21.0)
+    assert the_replica(fleet).state is ShardState.STOPPING
+    fleet.handle(a_word(shards[0], ShardState.ENDED), 22.0)
+    assert fleet.statistics().models[0].replicas == ()
+
+
+def a_restarted(*running: tuple[Node, ShardSpec]) -> tuple[Fleet, list[Effect]]:
+    fleet = Fleet()
+    fleet.handle(NodesExpected(nodes=frozenset(node.id for node, _ in running), until=30.0), 0.0)
+    fleet.handle(CatalogChanged(models=(a_wide_model(),)), 0.0)
+    effects: list[Effect] = []
+    for node, spec in running:
+        effects += fleet.handle(NodeRegistered(node=node, running=(found(spec),)), 1.0)
+    return fleet, effects
+
+
+def test_a_group_is_taken_over_by_a_server_that_has_begun_anew() -> None:
+    _, shards = a_group()
+    nodes = [a_gpu_node("n1"), a_gpu_node("n2")]
+    fleet, effects = a_restarted((nodes[1], shards[1]), (nodes[0], shards[0]))
+    assert {desire.node: desire.shards for desire in desires(effects)} == {N1: (shards[0],), N2: (shards[1],)}
+    (replica,) = fleet.ready(M)
+    assert (replica.nodes, replica.epoch) == (("n1", "n2"), 1)
+    assert desires(fleet.handle(Wakeup(), 70.0)) == []
+    assert [replica.state for replica in fleet.ready(M)] == [ShardState.READY]
+
+
+def test_a_group_of_which_a_part_is_missing_ends_after_a_while() -> None:
+    _, shards = a_group()
+    fleet = Fleet()
+    fleet.handle(CatalogChanged(models=(a_wide_model(),)), 0.0)
+    fleet.handle(NodeRegistered(node=a_gpu_node("n1"), running=(found(shards[0]),)), 1.0)
+    fleet.handle(NodeRegistered(node=a_gpu_node("n2")), 2.0)
+    assert fleet.ready(M) == ()
+    assert the_replica(fleet).state is ShardState.PLACED
+    effects = fleet.handle(Wakeup(), 31.0)
+    assert "is to stop: 1 of its 2 shards came back" in announced(effects)[0].text
+    fleet.handle(a_word(shards[0], ShardState.ENDED), 32.0)
+    fleet.handle(Wakeup(), 32.0)
+    assert (the_replica(fleet).epoch, len(the_replica(fleet).shards)) == (2, 2)
+
+
+def test_a_second_node_with_the_same_rank_of_a_group_is_to_stop_it() -> None:
+    _, shards = a_group()
+    thief = replace(shards[0], node=NodeId("n3"))
+    _fleet, effects = a_restarted((a_gpu_node("n1"), shards[0]), (a_gpu_node("n3"), thief))
+    assert {desire.node: len(desire.shards) for desire in desires(effects)} == {"n1": 1, "n3": 0}
+
+
+def test_an_older_epoch_that_comes_late_is_to_stop() -> None:
+    fleet, effects = a_fleet(a_model(most=2))
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.ENDED, cause="no"), 1.0)
+    fleet.handle(Wakeup(), 7.0)
+    assert the_replica(fleet).epoch == 2
+    late = replace(shard, node=N2)
+    effects = fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(late),)), 8.0)
+    assert "is to stop" in announced(effects)[0].text
+
+
+# Why
+
+
+def test_each_answer_is_kept_with_its_reason() -> None:
+    fleet, _ = a_fleet(a_model(), a_model("b", gb=99.0))
+    placed, nowhere = fleet.trace.of(M)
+    assert (nowhere.replica, nowhere.why, nowhere.reasons) == (None, "there is no node, or no profile", {})
+    assert (placed.replica, placed.profile, placed.nodes) == ("rep-m-1", "p", (N1,))
+    refused, _ = fleet.trace.of(ModelName("b"))
+    assert (refused.replica, refused.reasons, refused.why) == (
+        None,
+        {"not_enough_memory": 1},
+        "1 not_enough_memory",
+    )
+
+
+def test_a_model_is_explained_whether_or_not_it_is_in_the_catalog() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    found_place = fleet.explain(a_model("other"), 1.0).placement
+    assert found_place is not None
+    assert found_place.node == N1
+    assert fleet.explain(a_model("other", gb=99.0), 1.0).placement is None
+    assert fleet.wanted(a_model(), 1.0) == 1
+    assert fleet.held_up(1.0) is None
+
+
+def test_what_waits_is_looked_at_again_when_a_node_offers_something_else_and_not_at_each_report() -> None:
+    fleet, _ = a_fleet(a_model(gb=20.0))
+    assert isinstance(fleet.verdict(M), Rejected)
+    assert desires(fleet.handle(NodeReported(node=replace(a_node(), memory_available_gb=1.0)), 1.0)) == []
+    assert the_shard(fleet.handle(NodeReported(node=a_node(memory_gb=32.0)), 2.0)).node == N1
+
+
+def test_what_waits_is_looked_at_again_now_and_then_in_any_case() -> None:
+    fleet, effects = a_fleet(a_model(gb=20.0))
+    assert set(wakes(effects)) == {BACKSTOP_SECONDS}
+    fleet.handle(Wakeup(), BACKSTOP_SECONDS)
+    assert [seen.at for seen in fleet.trace.of(M)] == [BACKSTOP_SECONDS, 0.0]
+
+
+def test_a_refusal_by_many_nodes_is_told_in_a_few_lines() -> None:
+    nodes = [a_node(f"n{n}", memory_gb=1.0) for n in range(40)]
+    _, effects = a_fleet(a_model(), nodes=nodes)
+    said = announced(effects)[-1]
+    assert len(said.lines) == FEW + 1
+    assert said.lines[-1] == f"and {40 - FEW} more; llmgw ctl explain-placement m shows all"
+
+
+def test_when_very_many_nodes_have_changed_at_once_the_plan_waits_for_the_next_turn() -> None:
+    fleet = Fleet()
+    for n in range(HOSTS_A_TURN * 2):
+        fleet.handle(NodeRegistered(node=a_node(f"n{n:03}")), 0.0)
+    effects = fleet.handle(CatalogChanged(models=(a_model(),)), 1.0)
+    turns = 1
+    while fleet.verdict(M) is None:
+        assert wakes(effects) == [1.0]
+        effects = fleet.handle(Wakeup(), 1.0)
+        turns += 1
+    assert turns == 2
+    assert isinstance(fleet.verdict(M), Placement)
+
+
+def test_many_names_are_cut_short() -> None:
+    fleet = Fleet()
+    nodes = frozenset(NodeId(f"n{n:02}") for n in range(20))
+    fleet.handle(NodesExpected(nodes=nodes, until=30.0), 0.0)
+    assert "n15 and 4 more run" in str(fleet.held_up(0.0))
 
 
 # A small world: agents that are late, engines that die, operators who change their minds

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmgw.core.model import Lora, Model, ModelName, Profile, Scaling, Task, launch_facts, newer_keys
+from llmgw.core.model import Lora, Model, ModelName, Prices, Profile, Scaling, Task, launch_facts, newer_keys
 
 PROFILE = Profile(name="p", engine="e", args=("--x",))
 MODEL = Model(name=ModelName("m"), source="/m.gguf", context_length=4096, profiles=(PROFILE,))
@@ -34,6 +34,9 @@ def test_a_model_that_would_be_launched_otherwise_has_other_launch_facts(other: 
         replace(PROFILE, args=()),
         replace(PROFILE, tp=2),
         replace(PROFILE, gpu_class="h100-80g"),
+        # (it asks for a GPU, and there was none)
+        replace(PROFILE, gpu_memory_gb=8.0),
+        replace(PROFILE, tp=4, nodes=2),
         replace(PROFILE, pp=2),
         replace(PROFILE, tool_parser="hermes"),
         replace(PROFILE, reasoning_parser="r1"),
@@ -44,9 +47,15 @@ def test_a_profile_that_would_be_launched_otherwise_has_other_launch_facts(other
     assert launch_facts(MODEL, other) != launch_facts(MODEL, PROFILE)
 
 
+def test_another_share_of_the_same_gpus_is_no_launch_fact() -> None:
+    first, second = (replace(PROFILE, gpu_class="any", gpu_memory_gb=amount) for amount in (8.0, 9.0))
+    assert launch_facts(MODEL, first) == launch_facts(MODEL, second)
+
+
 def test_what_an_engine_never_sees_is_no_launch_fact() -> None:
     model = replace(MODEL, aliases=("x",), scaling=Scaling(min=1, max=3), over_limit="refuse", routing_profile="r")
     profile = replace(PROFILE, priority=3, weight=2, min_memory_gb=4.0, min_disk_gb=1.0, startup_timeout_seconds=1.0)
+    model, profile = replace(model, prices=Prices(prompt=1.0, completion=2.0)), replace(profile, labels={"zone": "a"})
     assert launch_facts(model, profile) == launch_facts(MODEL, PROFILE)
 
 

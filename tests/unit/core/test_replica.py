@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.replica import MAY_FOLLOW, ShardAddress, ShardId, ShardState, replica_id, shard_id
+from llmgw.core.replica import MAY_FOLLOW, ShardAddress, ShardId, ShardState, join_states, replica_id, shard_id
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(ModelName)
 
@@ -40,3 +40,16 @@ def test_every_state_may_end_and_none_follows_the_end() -> None:
     for state, followers in MAY_FOLLOW.items():
         assert (ShardState.ENDED in followers) == (state is not ShardState.ENDED)
         assert ShardState.PLACED not in followers
+
+
+def test_shards_together_are_as_far_as_the_one_behind_and_end_with_the_first_that_ends() -> None:
+    placed, loading, ready = ShardState.PLACED, ShardState.LOADING, ShardState.READY
+    stopping, ended = ShardState.STOPPING, ShardState.ENDED
+    assert join_states([ready], 1) is ready
+    assert join_states([ready, loading], 2) is loading
+    assert join_states([ready, ready], 2) is ready
+    # one that is not known yet may be anywhere
+    assert join_states([ready], 2) is placed
+    assert join_states([ready, ended], 2) is stopping
+    assert join_states([ready, stopping], 2) is stopping
+    assert join_states([ended, ended], 2) is ended

@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmgw.core.effects import Desire
+from llmgw.core.events import NodeMarked
+from llmgw.core.hosts import Standing
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import Node, NodeId
-from llmgw.core.replica import Endpoint, Replica, ShardSpec, ShardState, replica_id, shard_id
+from llmgw.core.replica import Endpoint, Replica, Shard, ShardSpec, ShardState, replica_id, shard_id
 from llmgw.core.roster import Life, Roster
 
 NAME = ModelName("m")
-N1 = NodeId("n1")
+N1, N2 = NodeId("n1"), NodeId("n2")
 NODE = Node(id=N1, cores=4, cpu_flags=frozenset(), memory_gb=16.0, memory_available_gb=8.0)
 ENDPOINT = Endpoint(host="127.0.0.1", port=18000, served_name="m")
 
@@ -24,7 +28,32 @@ def a_life(
         model=Model(name=NAME, source="/m.gguf"),
         profile=Profile(name="p", engine="e", min_memory_gb=3.0),
     )
-    return Life(Replica(id=name, model=NAME, profile="p", shard=spec, state=state, since=0.0, endpoint=endpoint))
+    shard = Shard(spec=spec, state=state, since=0.0, endpoint=endpoint)
+    return Life(Replica(id=name, model=NAME, profile="p", epoch=epoch, shards=(shard,), state=state, since=0.0))
+
+
+def a_pair(epoch: int = 1, gpus: tuple[str, ...] = ("GPU-1",)) -> Life:
+    """A replica of two nodes."""
+    name = replica_id(NAME, 1)
+    profile = Profile(name="p", engine="e", tp=2, nodes=2, min_memory_gb=3.0)
+    model = Model(name=NAME, source="/m.gguf", profiles=(profile,))
+    specs = [
+        ShardSpec(
+            id=shard_id(NAME, 1, rank),
+            replica=name,
+            epoch=epoch,
+            node=node,
+            model=model,
+            profile=profile,
+            rank=rank,
+            count=2,
+            gpus=gpus,
+        )
+        for rank, node in enumerate((N1, N2))
+    ]
+    shards = tuple(Shard(spec=spec, state=ShardState.PLACED, since=0.0) for spec in specs)
+    replica = Replica(id=name, model=NAME, profile="p", epoch=epoch, shards=shards, state=ShardState.PLACED, since=0.0)
+    return Life(replica, count=2)
 
 
 def test_an_enrolled_node_is_told_its_set_even_when_that_is_empty() -> None:
@@ -56,10 +85,12 @@ def test_only_its_own_epoch_is_desired() -> None:
 
 def test_room_is_booked_until_the_end() -> None:
     roster = Roster()
+    roster.enrol(NODE)
     roster.put(a_life(1, state=ShardState.STOPPING))
     roster.put(a_life(2, state=ShardState.READY))
     roster.put(a_life(3, state=ShardState.ENDED))
-    assert roster.bookings() == {N1: 6.0}
+    (host,) = roster.hosts()
+    assert (host.booked_gb, host.free_gb, host.replicas) == (6.0, 10.0, {NAME: 2})
     assert [roster.is_alive(replica_id(NAME, number)) for number in (1, 2, 3, 4)] == [True, True, False, False]
     assert not roster.idle()
 
@@ -69,7 +100,7 @@ def test_a_new_epoch_takes_the_place_of_one_that_ended_and_of_no_other() -> None
     roster.put(a_life(1, epoch=1, state=ShardState.ENDED))
     roster.put(a_life(1, epoch=2, state=ShardState.STOPPING))
     roster.put(a_life(1, epoch=3))
-    assert [life.key[2] for life in roster.of(NAME)] == [2, 3]
+    assert [life.key[1] for life in roster.of(NAME)] == [2, 3]
 
 
 def test_epochs_go_on_from_the_highest_that_was_seen() -> None:
@@ -99,10 +130,83 @@ def test_what_runs_on_a_lost_node_is_not_routable_and_stays_booked() -> None:
     member = roster.enrol(NODE)
     life = a_life(1, state=ShardState.READY, endpoint=ENDPOINT)
     roster.put(life)
-    roster.mark_lost(member, lost=True)
+    roster.set_standing(member, Standing.SILENT)
+    assert roster.ready[NAME] == (life.replica,)
+    roster.set_standing(member, Standing.LOST, 7.0)
     assert roster.ready == {}
-    assert roster.lost() == {N1}
-    assert roster.bookings() == {N1: 3.0}
+    assert roster.lost_at == {N1: 7.0}
+    assert roster.host(member).booked_gb == 3.0
     roster.enrol(NODE)
     assert roster.ready[NAME] == (life.replica,)
-    assert roster.lost() == frozenset()
+    assert roster.lost_at == {}
+
+
+def test_a_replica_of_two_nodes_is_as_far_as_the_one_behind() -> None:
+    roster = Roster()
+    for node in (NODE, replace(NODE, id=N2)):
+        roster.enrol(node)
+    life = a_pair()
+    roster.put(life)
+    one, two = life.replica.shards
+    life.set_shard(replace(one, state=ShardState.READY, endpoint=ENDPOINT), 1.0)
+    roster.put(life)
+    assert (life.replica.state, life.replica.since, roster.ready) == (ShardState.PLACED, 0.0, {})
+    life.set_shard(replace(two, state=ShardState.READY), 2.0)
+    roster.put(life)
+    assert (life.replica.state, life.replica.since) == (ShardState.READY, 2.0)
+    assert roster.ready[NAME] == (life.replica,)
+    roster.set_standing(roster.members[N2], Standing.LOST, 3.0)
+    assert roster.ready == {}
+
+
+def test_the_gpus_of_each_shard_are_booked_on_its_own_node_until_it_has_ended() -> None:
+    roster = Roster()
+    for node in (NODE, replace(NODE, id=N2)):
+        roster.enrol(node)
+    life = a_pair()
+    roster.put(life)
+    assert [host.booked for host in roster.hosts()] == [{"GPU-1": "rep-m-1"}] * 2
+    assert roster.is_running(life)
+    life.set_shard(replace(life.shard_on(N1), state=ShardState.ENDED), 1.0)
+    roster.put(life)
+    assert [host.booked for host in roster.hosts()] == [{}, {"GPU-1": "rep-m-1"}]
+    roster.set_standing(roster.members[N2], Standing.LOST, 2.0)
+    assert not roster.is_running(life)
+
+
+def test_what_an_operator_says_lies_over_what_a_node_says() -> None:
+    roster = Roster()
+    roster.mark(NodeMarked(node=N1, cordoned=True, labels={"a": "2", "b": None}))
+    roster.enrol(replace(NODE, labels={"a": "1", "b": "1", "c": "1"}))
+    (host,) = roster.hosts()
+    assert host.cordoned
+    assert host.labels == {"a": "2", "c": "1"}
+    roster.mark(NodeMarked(node=N1))
+    (host,) = roster.hosts()
+    assert not host.cordoned
+    assert host.labels == {"a": "1", "b": "1", "c": "1"}
+
+
+def test_a_node_that_loaded_a_source_holds_it_while_the_catalog_has_it() -> None:
+    roster = Roster()
+    roster.enrol(NODE)
+    for _ in range(2):
+        roster.note_held(N1, "/m.gguf")
+    roster.note_held(N1, "/n.gguf")
+    roster.forget_held(["/m.gguf", "/n.gguf"])
+    assert roster.hosts()[0].holds == {"/m.gguf", "/n.gguf"}
+    roster.forget_held(["/m.gguf"])
+    assert roster.hosts()[0].holds == {"/m.gguf"}
+
+
+def test_a_node_that_is_removed_is_forgotten_with_all_that_was_said_of_it() -> None:
+    roster = Roster()
+    roster.enrol(NODE)
+    roster.mark(NodeMarked(node=N1, cordoned=True))
+    life = a_life()
+    roster.put(life)
+    assert roster.remove(N1) == [life]
+    assert (roster.hosts(), roster.is_lost(N1), roster.is_desired(life)) == ((), True, False)
+    roster.withdraw(life)
+    roster.enrol(NODE)
+    assert not roster.hosts()[0].cordoned

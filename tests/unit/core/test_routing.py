@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import NodeId
-from llmgw.core.replica import Replica, ReplicaId, ShardSpec, ShardState, replica_id, shard_id
+from llmgw.core.replica import Replica, ReplicaId, Shard, ShardSpec, ShardState, replica_id, shard_id
 from llmgw.core.routing import choose
 
 NAME = ModelName("m")
@@ -19,7 +19,8 @@ def a_replica(number: int) -> Replica:
         model=Model(name=NAME, source="/m.gguf"),
         profile=PROFILE,
     )
-    return Replica(id=name, model=NAME, profile="p", shard=spec, state=ShardState.READY, since=0.0)
+    shard = Shard(spec=spec, state=ShardState.READY, since=0.0)
+    return Replica(id=name, model=NAME, profile="p", epoch=1, shards=(shard,), state=ShardState.READY, since=0.0)
 
 
 ONE, TWO, THREE = a_replica(1), a_replica(2), a_replica(3)
