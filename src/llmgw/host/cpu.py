@@ -55,7 +55,10 @@ def read_cpu_flags(proc: Path = PROC) -> frozenset[str]:
 def warn_of_cpu(flags: frozenset[str], machine: str = platform.machine()) -> str | None:
     """What an operator should know of this processor; None when nothing."""
     if machine in ("x86_64", "AMD64") and flags and "avx2" not in flags:
-        return "this processor has no AVX2: engines that run on it are several times slower, and some builds crash"
+        return (
+            "this processor has no AVX2: engines that run on it are several times slower, and some builds crash; "
+            "a virtual machine has it when its CPU type is set to host"
+        )
     return None
 
 
@@ -77,10 +80,11 @@ def read_memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Memory:
 
 
 def _read_reclaimable(folder: Path) -> int:
-    """File pages that count as used and go when they are needed: the weights just read are among them."""
+    """File pages that count as used and go when they are needed: the weights just read are among them, and those that
+    an engine reads again and again, as the kernel has it for the whole machine."""
     fields = (line.split() for line in (_read(folder / "memory.stat") or "").splitlines())
     sizes = {pair[0]: int(pair[1]) for pair in fields if len(pair) == 2 and pair[1].isdigit()}
-    return sizes.get("total_inactive_file", sizes.get("inactive_file", 0))
+    return sum(sizes.get(f"total_{name}", sizes.get(name, 0)) for name in ("inactive_file", "active_file"))
 
 
 def _find_groups(controller: str, proc: Path, cgroup: Path) -> Iterator[Path]:

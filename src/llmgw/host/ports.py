@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 from llmgw.errors import EngineFailed
@@ -12,12 +13,25 @@ HOST = "127.0.0.1"
 LISTEN = "0A"
 
 
+def is_free(port: int) -> bool:
+    """Whether an engine could listen there now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
+        # As engines do: connections of the one before, still in their last minute, don't keep the port.
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((HOST, port))
+        except OSError:
+            return False
+    return True
+
+
 class Ports:
-    """The range, and which of it is given out."""
+    """The range, and which of it is given out; ``is_free`` tells whether nobody else listens on one."""
 
-    __slots__ = ("_first", "_given", "_last", "_next")
+    __slots__ = ("_first", "_given", "_is_free", "_last", "_next")
 
-    def __init__(self, first: int, last: int) -> None:
+    def __init__(self, first: int, last: int, is_free: Callable[[int], bool] = is_free) -> None:
+        self._is_free = is_free
         self._first = first
         self._last = last
         self._next = first
@@ -28,7 +42,7 @@ class Ports:
         size = self._last - self._first + 1
         for step in range(size):
             port = self._first + (self._next - self._first + step) % size
-            if port not in self._given and is_free(port):
+            if port not in self._given and self._is_free(port):
                 self._given.add(port)
                 self._next = port + 1
                 return port
@@ -44,18 +58,6 @@ class Ports:
     def give_back(self, port: int) -> None:
         """The engine that had it is seen gone."""
         self._given.discard(port)
-
-
-def is_free(port: int) -> bool:
-    """Whether an engine could listen there now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as sock:
-        # As engines do: connections of the one before, still in their last minute, don't keep the port.
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            sock.bind((HOST, port))
-        except OSError:
-            return False
-    return True
 
 
 def is_foreign(port: int, tree: set[int], proc: Path = Path("/proc")) -> bool:

@@ -7,8 +7,9 @@ import errno
 import fcntl
 import logging
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import quote
@@ -18,8 +19,13 @@ import msgspec
 from llmgw.core.effects import Desire
 from llmgw.core.replica import ShardId, ShardSpec
 from llmgw.errors import UsageError
+from llmgw.host.logfile import LogFile, prune_logs
 
 log = logging.getLogger(__name__)
+
+# How often the lock of a dead holder is tried for.
+LOCK_TRIES = 50
+LOCK_PAUSE_SECONDS = 0.02
 
 # The disk, the quota, and the limit on what this process may write.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -66,6 +72,10 @@ class StateFolder:
         self.cache = path / "cache"
         self.desired = path / "desired.json"
 
+    def hold(self) -> AbstractContextManager[None]:
+        """Keep a second program off this folder (``hold_state``)."""
+        return hold_state(self.path)
+
     def make(self) -> None:
         """Create what is missing. Raises UsageError when a folder can't be made, or may not be read and written."""
         for folder in (self.path, self.shards, self.logs):
@@ -85,6 +95,14 @@ class StateFolder:
     def log_path(self, shard: ShardId) -> Path:
         """Where the shard's engine writes."""
         return self.logs / f"{_file_name(shard)}.log"
+
+    def open_log(self, path: Path, hide: Callable[[str], str]) -> LogFile:
+        """A reader of an engine's log from its beginning; ``hide`` takes out of each line what nobody is to read."""
+        return LogFile(path, hide)
+
+    def prune_logs(self, in_use: set[Path]) -> None:
+        """Remove the oldest logs of engines that run no more."""
+        prune_logs(self.logs, in_use)
 
     def marker(self, spec: ShardSpec) -> str:
         """What the processes of this shard carry in their environment."""
@@ -171,13 +189,22 @@ def hold_state(path: Path) -> Iterator[None]:
 
 
 def _lock(file: int, path: Path) -> None:
+    tries = LOCK_TRIES
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                tries -= 1
+                holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
+                # One that was killed while it started a program: until that is executed, it holds what its parent did.
+                if not tries or not holder.isdigit() or Path(f"/proc/{holder}").exists():
+                    raise StateTaken(path, holder) from error
+                time.sleep(LOCK_PAUSE_SECONDS)
+            else:
+                break
         os.ftruncate(file, 0)
         os.pwrite(file, f"{os.getpid()}\n".encode(), 0)
-    except BlockingIOError as error:
-        holder = os.pread(file, 32, 0).decode(errors="replace").strip() or "unknown"
-        raise StateTaken(path, holder) from error
     except OSError as error:
         error.filename = str(path / "lock")
         raise _unusable(path, error) from error

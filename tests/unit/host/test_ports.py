@@ -74,3 +74,10 @@ def test_a_port_without_a_listener_is_nobodys(listener):
 
 def test_what_can_not_be_looked_into_is_not_called_foreign(listener):
     assert not is_foreign(listener.getsockname()[1], {2**22 - 7})
+
+
+def test_whether_a_port_is_free_may_be_for_others_to_say():
+    ports = Ports(1, 3, is_free=lambda port: port == 2)
+    assert ports.take() == 2
+    with pytest.raises(EngineFailed):
+        ports.take()

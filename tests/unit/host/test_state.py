@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -232,3 +235,59 @@ def test_a_record_of_a_version_before_serves_and_is_unproven(state):
     path.write_text(json.dumps(written))
     (read,) = state.read()
     assert (read.serves, read.proven) == (True, False)
+
+
+def test_a_folder_that_is_held_admits_no_second_program(state):
+    with state.hold(), pytest.raises(StateTaken), hold_state(state.path):
+        pass
+
+
+def test_logs_of_engines_that_run_are_kept(state):
+    for number in range(60):
+        (state.logs / f"{number}.log").touch()
+        os.utime(state.logs / f"{number}.log", (number, number))
+    state.prune_logs({state.logs / "0.log"})
+    left = {path.name for path in state.logs.iterdir()}
+    assert "0.log" in left
+    assert "1.log" not in left
+    assert "59.log" in left
+
+
+@pytest.fixture
+def leave_lock(tmp_path):
+    """The lock, held for somebody whose pid this is. Gives what lets go of it."""
+    files = []
+
+    def leave_lock(holder):
+        file = os.open(tmp_path / "lock", os.O_RDWR | os.O_CREAT)
+        files.append(file)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        os.pwrite(file, f"{holder}\n".encode(), 0)
+        return partial(fcntl.flock, file, fcntl.LOCK_UN)
+
+    yield leave_lock
+    for file in files:
+        os.close(file)
+
+
+@pytest.fixture
+def dead():
+    with subprocess.Popen(["true"]) as child:
+        pass
+    return child.pid
+
+
+def test_a_lock_that_outlives_its_holder_by_a_moment_is_waited_for(tmp_path, leave_lock, dead):
+    later = threading.Timer(0.1, leave_lock(dead))
+    later.start()
+    with hold_state(tmp_path):
+        assert (tmp_path / "lock").read_text() == f"{os.getpid()}\n"
+    later.join()
+
+
+@pytest.mark.slow
+def test_a_lock_that_stays_is_somebodys(tmp_path, leave_lock, dead):
+    leave_lock(dead)
+    with pytest.raises(StateTaken) as taken, hold_state(tmp_path):
+        pass
+    assert taken.value.holder == str(dead)
