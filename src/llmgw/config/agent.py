@@ -31,6 +31,26 @@ class ServerAddress:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FabricConfig:
+    """A network that this node is on, as it is declared: its adapters there as the kernel calls them (``mlx5_0``), and
+    the interface whose address other nodes reach it at, None for that of the first adapter. One of the two is there."""
+
+    hcas: tuple[str, ...] = ()
+    interface: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discovery:
+    """How GPUs are found. ``nvidia_smi`` is asked where the driver's library is not there, None for the one on PATH;
+    ``classes`` are those of certain GPUs, by their product's name or UUID; ``fake`` is a file that stands in for what
+    the machine has."""
+
+    nvidia_smi: Path | None = None
+    classes: dict[str, str] = field(default_factory=dict)
+    fake: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """The whole of agent.yaml. ``trunks``: connections that carry requests to this node."""
 
@@ -40,4 +60,7 @@ class AgentConfig:
     state: Path = Path("/var/lib/llmgw-agent")
     engine_ports: tuple[int, int] = (18000, 18999)
     trunks: int = 2
+    labels: dict[str, str] = field(default_factory=dict)
+    fabrics: dict[str, FabricConfig] = field(default_factory=dict)
+    discovery: Discovery = field(default_factory=Discovery)
     engines: dict[str, EngineConfig] = field(default_factory=dict)

@@ -9,28 +9,20 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from llmgw.config.document import Findings, Section, near, parse_document, read_document, tidy
+from llmgw.config.document import Findings, Section, parse_document, read_document, tidy
 from llmgw.config.paths import check_text, expand_home
-from llmgw.core.model import Lora, Model, ModelName, Profile, Scaling, Task
+from llmgw.config.profiles import learn_places, read_profiles
+from llmgw.core.model import Lora, Model, ModelName, Prices, Profile, Scaling, Task
 from llmgw.errors import Problem
 
 OVER_LIMIT = ("clamp", "refuse")
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:+-]*(/[A-Za-z0-9][A-Za-z0-9._:+-]*)*")
-_PROFILE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# llmgw reads them, and the processes that it starts are found again by some of them.
-_OWN_VARIABLES = "LLMGW_"
-# What Linux lets one variable have, with its name, and one word of a command line.
-_MAX_WORD_BYTES = 128 * 1024 - 1
-# What it lets all of them have together is 2 MiB mostly: the rest is for what the engine inherits and llmgw passes.
-_MAX_WORDS_BYTES = 1536 * 1024
-# Its end, and the pointer to it.
-_EACH_WORD_BYTES = 9
 # Of a path, the longest that Linux takes.
 _MAX_SOURCE_BYTES = 4095
 _MAX_NAME = 200
 _MAX_TOKENS = 100_000_000
+_MAX_PRICE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,9 +67,14 @@ class Definition:
 
 
 class Checker(Protocol):
-    """What an engine says of a model before anybody runs it: ``llmgw.engines.registry.Engine`` does."""
+    """What an engine says of a model before anybody runs it: ``llmgw.engines.registry.Engine`` does.
+
+    ``check_gpus`` is about the GPUs that a profile asks for, where those of the nodes are counted and chosen.
+    """
 
     def validate(self, model: Model, profile: Profile) -> list[Problem]: ...
+
+    def check_gpus(self, profile: Profile) -> list[Problem]: ...
 
 
 def load_definitions(path: Path, engines: Collection[str]) -> tuple[Definition, ...]:
@@ -133,8 +130,8 @@ class _Claims:
 def _definition(section: Section, engines: Collection[str], folder: Path | None, claims: _Claims) -> Definition:
     later: list[str] = []
     places = {"": section.where("")} | {key: section.where(key) for key in section.names()}
-    profiles = _profiles(section, engines, places, later)
-    for key in ("routing_profile", "max_output", "over_limit"):
+    profiles = read_profiles(section, engines, places, later)
+    for key in ("routing_profile", "max_output", "over_limit", "prices"):
         if section.has(key):
             later.append(key)
     model = Model(
@@ -148,6 +145,7 @@ def _definition(section: Section, engines: Collection[str], folder: Path | None,
         context_length=section.count("context_length", None, low=1, high=_MAX_TOKENS),
         max_output=section.count("max_output", None, low=1, high=_MAX_TOKENS),
         over_limit=section.choice("over_limit", "clamp", OVER_LIMIT),
+        prices=_prices(section) if section.has("prices") else None,
         scaling=_scaling(section, later),
         profiles=profiles,
     )
@@ -195,13 +193,8 @@ def _loras(section: Section, folder: Path | None, places: dict[str, str], claims
         name = _name(stanza, claims)
         loras.append(Lora(name=ModelName(name), source=_source(stanza, "source", folder)))
         stanza.close()
-        _learn_places(places, f"loras[{index}]", stanza)
+        learn_places(places, f"loras[{index}]", stanza)
     return tuple(loras)
-
-
-def _learn_places(places: dict[str, str], path: str, stanza: Section) -> None:
-    places[path] = stanza.where("")
-    places.update({f"{path}.{key}": stanza.where(key) for key in stanza.names()})
 
 
 def _source(section: Section, key: str, folder: Path | None) -> str:
@@ -241,112 +234,29 @@ def _scaling(section: Section, later: list[str]) -> Scaling:
     return scaling
 
 
-def _profiles(
-    section: Section, engines: Collection[str], places: dict[str, str], later: list[str]
-) -> tuple[Profile, ...]:
-    stanzas = section.sections("profiles")
-    if not stanzas:
-        section.wrong("profiles", "needs at least one profile: a name and an engine")
-    profiles: list[Profile] = []
-    for index, stanza in enumerate(stanzas):
-        profile = _profile(stanza, engines, places, later, f"profiles[{index}]")
-        if profile.name and profile.name in {other.name for other in profiles}:
-            stanza.wrong("name", f"{profile.name!r} is the name of another profile of this model")
-        profiles.append(profile)
-    return tuple(profiles)
-
-
-def _profile(stanza: Section, engines: Collection[str], places: dict[str, str], later: list[str], path: str) -> Profile:
-    _learn_places(places, path, stanza)
-    default = Profile(name="", engine="")
-    profile = Profile(
-        name=stanza.required_text("name"),
-        engine=stanza.required_text("engine"),
-        weight=stanza.count("weight", default.weight, low=0, high=1_000_000),
-        priority=stanza.count("priority", default.priority, low=-1_000_000, high=1_000_000),
-        gpu_class=stanza.text("gpu_class", None),
-        tp=stanza.count("tp", default.tp, low=1, high=1024),
-        pp=stanza.count("pp", default.pp, low=1, high=1024),
-        tool_parser=stanza.text("tool_parser", None),
-        reasoning_parser=stanza.text("reasoning_parser", None),
-        startup_timeout_seconds=stanza.duration("startup_timeout", default.startup_timeout_seconds),
-        min_memory_gb=stanza.gigabytes("min_memory_gb", None),
-        min_disk_gb=stanza.gigabytes("min_disk_gb", None),
-        env=_environment(stanza, places, path),
-        args=stanza.texts("args", numbers=True),
+def _prices(section: Section) -> Prices:
+    stanza = section.section("prices")
+    for key in ("prompt", "completion"):
+        stanza.require(key)
+    prices = Prices(
+        prompt=stanza.amount("prompt", 0.0, high=_MAX_PRICE),
+        completion=stanza.amount("completion", 0.0, high=_MAX_PRICE),
+        cached=stanza.amount("cached", None, high=_MAX_PRICE),
     )
-    _check_words(stanza, profile)
-    if profile.name and not _PROFILE_NAME.fullmatch(profile.name):
-        stanza.wrong("name", f"{profile.name!r} may hold letters, digits and . _ - only")
-    if profile.engine and profile.engine not in engines:
-        stanza.wrong("engine", unknown_engine(profile.engine, engines))
-    if profile.weight != default.weight:
-        later.append("profiles.weight")
-    if profile.gpu_class is not None:
-        later.append("profiles.gpu_class")
     stanza.close()
-    return profile
+    return prices
 
 
-def _check_words(stanza: Section, profile: Profile) -> None:
-    """What no program can be started with is no launch that fails again and again."""
-    for key, words in (
-        ("args", profile.args),
-        ("tool_parser", (profile.tool_parser or "",)),
-        ("reasoning_parser", (profile.reasoning_parser or "",)),
-    ):
-        for index, word in enumerate(words):
-            if len(word.encode()) > _MAX_WORD_BYTES:
-                which = f"its word {index + 1} " if key == "args" else ""
-                stanza.wrong(key, f"{which}is longer than 128 KiB, which no program can be started with")
-    variables = (f"{name}={value}" for name, value in profile.env.items())
-    total = sum(len(word.encode()) + _EACH_WORD_BYTES for word in (*profile.args, *variables))
-    if total > _MAX_WORDS_BYTES:
-        text = f"is longer than 1.5 MiB together with env ({total} bytes), which no program can be started with"
-        stanza.wrong("args", text)
-
-
-def _environment(profile: Section, places: dict[str, str], path: str) -> dict[str, str]:
-    """Variables for the engine. No message holds a value: it may be somebody's token."""
-    stanza = profile.section("env")
-    found = {}
-    for name in stanza.names():
-        why = _wrong_variable(name)
-        if why is not None:
-            # Of NAME=value, which is no mapping, the name alone.
-            stanza.wrong(name, why, shown=name.partition("=")[0])
-            continue
-        found[name] = stanza.as_written(name, "")
-        if len(f"{name}={found[name]}".encode()) > _MAX_WORD_BYTES:
-            stanza.wrong(name, "is longer than 128 KiB, which no program can be started with")
-        places[f"{path}.env.{name}"] = stanza.where(name)
-    return found
-
-
-def _wrong_variable(name: str) -> str | None:
-    if "=" in name:
-        return "is one word with a = in it: write NAME: value"
-    if not _VARIABLE.fullmatch(name):
-        return "may hold letters, digits and _ only, and starts with no digit"
-    if name.startswith(_OWN_VARIABLES):
-        return f"is llmgw's own, as all that begin with {_OWN_VARIABLES}: take it out"
-    return None
-
-
-def find_rejections(definitions: Iterable[Definition], engines: Mapping[str, Checker]) -> list[Problem]:
-    """What the engines themselves find wrong in these models, with its places."""
+def find_rejections(
+    definitions: Iterable[Definition], engines: Mapping[str, Checker], *, gpus: bool = True
+) -> list[Problem]:
+    """What the engines themselves find wrong in these models, with its places; ``gpus`` says whether GPUs are booked
+    for them."""
     found = [
         definition.locate(index, problem)
         for definition in definitions
         for index, profile in enumerate(definition.model.profiles)
-        if profile.engine in engines
-        for problem in engines[profile.engine].validate(definition.model, profile)
+        if (engine := engines.get(profile.engine)) is not None
+        for problem in (*engine.validate(definition.model, profile), *(engine.check_gpus(profile) if gpus else ()))
     ]
     return list(dict.fromkeys(found))
-
-
-def unknown_engine(name: str, engines: Collection[str]) -> str:
-    """What to say of an engine that is not installed."""
-    if hint := near(name, engines):
-        return f"no engine {name!r} is installed{hint}"
-    return f"no engine {name!r} is installed; there is {', '.join(sorted(engines)) or 'none'}"

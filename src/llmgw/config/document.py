@@ -71,6 +71,7 @@ class Section:
         self._findings = findings
         self._keys: dict[str, tuple[yaml.Mark, yaml.Node]] = {}
         self._asked: set[str] = set()
+        self._required: set[str] = set()
         self._refused: set[str] = set()
         for key, value in node.value:
             self._learn(key, value)
@@ -124,10 +125,15 @@ class Section:
 
         return self._scalar(key, default, read, none='has no value; write "" for an empty one')
 
-    def required_text(self, key: str) -> str:
+    def require(self, key: str) -> None:
+        """Note that a key has to be there, with a value; how it is read is said as of any other."""
+        self._asked.add(key)
+        self._required.add(key)
         if key not in self._keys:
-            self._asked.add(key)
             self.wrong(key, "is missing")
+
+    def required_text(self, key: str) -> str:
+        self.require(key)
         return self.text(key, "")
 
     def truth(self, key: str, *, default: bool) -> bool:
@@ -159,13 +165,26 @@ class Section:
 
         return self._scalar(key, default, read)
 
-    def gigabytes(self, key: str, default: T) -> float | T:
+    def amount(
+        self, key: str, default: T, *, high: int, zero: bool = True, what: str = "number of 0 or more", unit: str = ""
+    ) -> float | T:
+        """A plain number, whole or not, told of as a ``what`` and with its unit; ``zero`` says whether it may be 0."""
+
         def read(node: yaml.ScalarNode) -> float:
-            if node.tag not in {_INT, _FLOAT} or not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", node.value):
-                raise ValueError(f"must be a number of gigabytes, as 8 or 7.5, not {_shown(node)}")
-            return float(node.value)
+            if node.tag not in {_INT, _FLOAT} or not re.fullmatch(r"[0-9]{1,18}(\.[0-9]{1,18})?", node.value):
+                raise ValueError(f"must be a {what}, as 8 or 7.5, not {_shown(node)}")
+            value = float(node.value)
+            if not value and not zero:
+                raise ValueError("must be more than 0")
+            if value > high:
+                raise ValueError(f"must be {high}{unit} at most, not {node.value}")
+            return value
 
         return self._scalar(key, default, read)
+
+    def gigabytes(self, key: str, default: T, *, high: int, zero: bool = True) -> float | T:
+        """GB of 10^9 bytes."""
+        return self.amount(key, default, high=high, zero=zero, what="number of gigabytes", unit=" GB")
 
     def duration(self, key: str, default: float, *, zero: bool = False) -> float:
         """Seconds; ``zero`` says whether none at all is allowed."""
@@ -269,6 +288,7 @@ class Section:
         *,
         none: str = "has no value; leave the key out to have its default",
     ) -> V | T:
+        none = "has no value, and needs one" if key in self._required else none
         node = self._take(key)
         if node is None:
             return default

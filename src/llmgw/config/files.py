@@ -57,10 +57,9 @@ def read_existing(section: Section, key: str, *, secret: bool = False, check: bo
 
     ``check`` False asks for the path alone.
     """
+    section.require(key)
     path = read_path(section, key, None)
     if path is None:
-        if not section.has(key):
-            section.required_text(key)
         return Path("/")
     if check:
         try:

@@ -13,6 +13,7 @@ from llmgw.config.files import find_system_file, read_existing, read_path, read_
 from llmgw.config.parts import read_limits, read_origins, read_timeouts
 from llmgw.config.server import AgentTls, Auth, FleetConfig, Listen, ServerConfig
 from llmgw.errors import ConfigError
+from llmgw.units import format_duration
 
 SYSTEM_FILE = Path("/etc/llmgw/server.yaml")
 # Two words of an agent; with less, one that comes a little late would be a node lost.
@@ -21,7 +22,6 @@ LEAST_LEASE_SECONDS = 10.0
 # Understood and refused: whoever wrote one counts on what it does, and nothing here does it yet.
 LATER = frozenset({"landing", "metrics_listen", "ollama_api", "seeding", "threads", "trusted_proxies"})
 LATER_AUTH = frozenset({"allow_open", "default_rpm", "default_tpm", "signup_open"})
-LATER_FLEET = frozenset({"brake", "replace_after"})
 NOT_YET = "is not in this version; leave it out"
 ACCOUNTS_NOT_YET = "is not in this version, which has no accounts and keys; leave it out"
 
@@ -109,13 +109,23 @@ def _store(section: Section, default: str) -> str:
 
 def _fleet(section: Section) -> FleetConfig:
     default = FleetConfig()
+    lease = section.duration("lease", default.lease)
+    if lease < LEAST_LEASE_SECONDS:
+        section.wrong("lease", f"must be at least {LEAST_LEASE_SECONDS:g}s, for agents are heard every 5s")
+        lease = default.lease
     fleet = FleetConfig(
-        lease=section.duration("lease", default.lease),
+        lease=lease,
+        # Where a long lease is all that is written, the others are no shorter.
+        replace_after=section.duration("replace_after", max(default.replace_after, lease)),
+        brake=section.duration("brake", max(default.brake, lease), zero=True),
         on_demand_wait=section.duration("on_demand_wait", default.on_demand_wait, zero=True),
     )
-    if fleet.lease < LEAST_LEASE_SECONDS:
-        section.wrong("lease", f"must be at least {LEAST_LEASE_SECONDS:g}s, for agents are heard every 5s")
-    section.refuse(LATER_FLEET, NOT_YET)
+    least = f"must be at least the lease, which is {format_duration(lease)}"
+    if fleet.replace_after < lease:
+        # A group of several nodes ends by itself when it is without a link for so long.
+        section.wrong("replace_after", f"{least}: what is down for less than that is no node lost, and nothing moves")
+    if 0 < fleet.brake < lease:
+        section.wrong("brake", f"{least}, or 0 for none: nodes that go together are missed up to a lease apart")
     section.close()
     return fleet
 

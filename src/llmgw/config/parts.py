@@ -6,10 +6,10 @@ import re
 from collections.abc import Collection
 from dataclasses import fields
 
-from llmgw.config.definition import unknown_engine
 from llmgw.config.document import Section
 from llmgw.config.files import read_path
 from llmgw.config.node import EngineConfig, Limits, Timeouts
+from llmgw.config.profiles import unknown_engine
 
 # Off is a sensible wish for these alone: without the others a silent peer would hold its place for ever.
 _MAY_BE_ZERO = {"generation", "stream_open_after", "drain"}

@@ -42,10 +42,13 @@ class Auth:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetConfig:
-    """In seconds. ``lease``: how long a node counts as there without a word. ``on_demand_wait``: what a request for a
-    model that is not ready waits for it."""
+    """In seconds. ``lease``: how long a node counts as there without a word. ``replace_after``: how long after that its
+    replicas are placed anew. ``brake``: how long nothing is where most nodes were lost together; 0 is no brake.
+    ``on_demand_wait``: what a request for a model that is not ready waits for it."""
 
     lease: float = 15.0
+    replace_after: float = 60.0
+    brake: float = 600.0
     on_demand_wait: float = 20.0
 
 

@@ -85,6 +85,15 @@ class Engine:
             self._report("engine_validate", f"it returned a list with {type(rubbish).__name__} in it, not Problem")
         return [*find_unable(self.info, model, profile), *problems]
 
+    def check_gpus(self, profile: Profile) -> list[Problem]:
+        """What is wrong with the GPUs that a profile asks for, where llmgw counts those of the nodes and chooses among
+        them: what asks for none there gets none."""
+        if self.info.cpu or profile.gpus:
+            return []
+        how = "write gpu_class: any (or a class as `llmgw ctl nodes` shows it)"
+        message = f"{self.info.title} runs on GPUs alone, and this profile asks for none: {how}"
+        return [Problem(key="gpu_class", message=message)]
+
     def build_command(self, launch: Launch) -> Command:
         """The command that starts one shard, the profile's own environment in it. EngineFailed when there is none."""
         command = self._ask("engine_build_command", Command, launch=launch)
@@ -280,6 +289,7 @@ def find_unable(info: EngineInfo, model: Model, profile: Profile) -> list[Proble
         ("loras", bool(model.loras) and not info.loras, f"{title} takes no adapters: take loras out"),
         ("tp", profile.tp > 1 and not info.tensor_parallel, f"{title} has no tensor parallelism: take tp out"),
         ("pp", profile.pp > 1 and not info.pipeline_parallel, f"{title} has no pipeline parallelism: take pp out"),
+        ("nodes", profile.nodes > 1 and not info.span_nodes, f"{title} can't span several nodes: take nodes out"),
         (
             "tool_parser",
             profile.tool_parser is not None and not info.tool_parser,

@@ -15,7 +15,7 @@ NEW = ServerConfig(
     admin_listen=Listen(host="127.0.0.1", port=2),
     agent_listen=Listen(host="127.0.0.1", port=3),
     auth=Auth(enabled=False, store="/other.db"),
-    fleet=FleetConfig(lease=30.0),
+    fleet=FleetConfig(lease=30.0, replace_after=90.0, brake=0.0),
     cors_origins=("https://a.example",),
     timeouts=Timeouts(idle=1.0, drain=2.0),
     limits=Limits(max_head=2048),
@@ -29,7 +29,16 @@ def test_what_stays_the_same_is_not_named() -> None:
 
 def test_what_can_change_is_told_from_what_needs_a_restart() -> None:
     applied, restart = changed(OLD, NEW)
-    assert applied == ("fleet.lease", "cors_origins", "timeouts.idle", "timeouts.drain", "limits.max_head", "models")
+    assert applied == (
+        "fleet.lease",
+        "fleet.replace_after",
+        "fleet.brake",
+        "cors_origins",
+        "timeouts.idle",
+        "timeouts.drain",
+        "limits.max_head",
+        "models",
+    )
     assert restart == (
         "agent_tls.cert",
         "agent_tls.key",

@@ -42,8 +42,8 @@ def test_values_are_read_as_what_they_are_asked_for(tmp_path: Path) -> None:
     section, findings = read_document(
         written(
             tmp_path,
-            "word: yes please\nport: 80\nwait: 1m\nplain: 90\nsize: 2KiB\nlist: [a, 'b']\ngb: 7.5\nnested: {x: 1}\n"
-            "many: [{x: 1}, {x: 2}]\n",
+            "word: yes please\nport: 80\nwait: 1m\nplain: 90\nsize: 2KiB\nlist: [a, 'b']\ngb: 7.5\n"
+            "price: 0.15\nnested: {x: 1}\nmany: [{x: 1}, {x: 2}]\n",
         )
     )
     assert section.text("word", None) == "yes please"
@@ -52,7 +52,8 @@ def test_values_are_read_as_what_they_are_asked_for(tmp_path: Path) -> None:
     assert section.duration("plain", 1.0) == 90.0
     assert section.size("size", 1, low=1) == 2048
     assert section.texts("list") == ("a", "b")
-    assert section.gigabytes("gb", None) == 7.5
+    assert section.gigabytes("gb", None, high=8) == 7.5
+    assert section.amount("price", None, high=1) == 0.15
     assert section.section("nested").count("x", 0, low=0, high=9) == 1
     assert [item.count("x", 0, low=0, high=9) for item in section.sections("many")] == [1, 2]
     section.close()
@@ -93,6 +94,36 @@ def test_text_that_is_none_is_refused(tmp_path: Path, text: str, said: str) -> N
     found = problems(tmp_path, text, lambda section: section.text("k", None))
     assert len(found) == 1
     assert found[0].startswith(f"/a.yaml:1:1 k: {said}")
+
+
+def test_a_key_that_is_required_is_not_said_to_have_a_default(tmp_path: Path) -> None:
+    def read(section: Section) -> None:
+        section.required_text("a")
+        section.require("b")
+        section.amount("b", 0.0, high=9)
+        section.require("c")
+
+    assert problems(tmp_path, "a:\nb:\n", read) == [
+        "/a.yaml:1:1 a: has no value, and needs one",
+        "/a.yaml:1:1 c: is missing",
+        "/a.yaml:2:1 b: has no value, and needs one",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("-1", "must be a number of 0 or more, as 8 or 7.5, not '-1'"),
+        ("1e3", "must be a number of 0 or more"),
+        ("'1'", "must be a number of 0 or more"),
+        ("1_0", "must be a number of 0 or more"),
+        ("9.5", "must be 9 at most, not 9.5"),
+        ("0.0", "must be more than 0"),
+    ],
+)
+def test_an_amount_that_is_none_is_refused(tmp_path: Path, value: str, said: str) -> None:
+    (found,) = problems(tmp_path, f"k: {value}\n", lambda section: section.amount("k", None, high=9, zero=False))
+    assert found.startswith(f"/a.yaml:1:1 k: {said}")
 
 
 @pytest.mark.parametrize("value", ["010", "0x1F", "1:30", "1_000", "1.0", "many", "9" * 40])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.config.agent import AgentConfig, NodeTls, ServerAddress
+from llmgw.config.agent import AgentConfig, Discovery, FabricConfig, NodeTls, ServerAddress
 from llmgw.config.load_agent import LATER, find_agent_file, load_agent
 from llmgw.config.node import EngineConfig
 from llmgw.errors import ConfigError
@@ -54,8 +54,9 @@ def example(name: str, folder: Path) -> AgentConfig:
 
 
 def keys() -> set[str]:
-    tls = {f"tls.{field.name}" for field in fields(NodeTls)}
-    return tls | {field.name for field in fields(AgentConfig)} - {"tls", "engines"}
+    inner = {"tls.": NodeTls, "fabrics.<name>.": FabricConfig, "discovery.": Discovery}
+    found = {f"{prefix}{field.name}" for prefix, tree in inner.items() for field in fields(tree)}
+    return found | {field.name for field in fields(AgentConfig)} - {"tls", "engines", "fabrics", "discovery"}
 
 
 def test_with_a_server_and_a_certificate_all_is_default(files: Path) -> None:
@@ -67,7 +68,9 @@ def test_with_a_server_and_a_certificate_all_is_default(files: Path) -> None:
 def test_what_is_written_is_what_is_loaded(files: Path) -> None:
     text = (
         "node: n1.rack-2\nserver: https://10.0.0.1:7000\nstate: /s\nengine_ports: 20000-20010\ntrunks: 8\n"
-        "engines: {llamacpp: {bin: /opt/llama-server}}\n"
+        "engines: {llamacpp: {bin: /opt/llama-server}}\nlabels: {rack: r7, row: 3, spot: true}\n"
+        "fabrics: {ib-a: {hcas: [mlx5_0, mlx5_1]}, eth: {interface: bond0.7}}\n"
+        "discovery: {nvidia_smi: /opt/smi, classes: {NVIDIA H100 80GB HBM3: h100-80g, GPU-1: odd}}\n"
     )
     loaded = load(files, text, server=False)
     assert loaded == AgentConfig(
@@ -78,6 +81,9 @@ def test_what_is_written_is_what_is_loaded(files: Path) -> None:
         engine_ports=(20000, 20010),
         trunks=8,
         engines={"llamacpp": EngineConfig(bin="/opt/llama-server")},
+        labels={"rack": "r7", "row": "3", "spot": "true"},
+        fabrics={"ib-a": FabricConfig(hcas=("mlx5_0", "mlx5_1")), "eth": FabricConfig(interface="bond0.7")},
+        discovery=Discovery(nvidia_smi=Path("/opt/smi"), classes={"NVIDIA H100 80GB HBM3": "h100-80g", "GPU-1": "odd"}),
     )
 
 
@@ -102,6 +108,30 @@ def test_a_machine_whose_name_is_no_nodes_is_to_be_given_one(files: Path) -> Non
         ("state: here", "1:1 state: 'here' must be a whole path, from / or ~/"),
         ("engines: {llamacp: {}}", "1:11 engines.llamacp: no engine 'llamacp' is installed (llamacpp?)"),
         ("engines: {llamacpp: {bni: /x}}", "1:22 engines.llamacpp.bni: unknown key (bin?)"),
+        ("label: {a: b}", "1:1 label: unknown key (labels?)"),
+        ("labels: {a b: c}", "1:10 labels.a b: may hold letters, digits and . _ / - only"),
+        ("labels: [a=b]", "1:1 labels: must be a mapping (key: value), not a list"),
+        ("fabrics: {ib a: {hcas: [mlx5_0]}}", "1:11 fabrics.ib a: 'ib a' may hold letters, digits and . _ - only"),
+        ("fabrics: {ib-a: {}}", "1:11 fabrics.ib-a: names no adapter and no interface: write hcas: [mlx5_0], "),
+        ("fabrics: {ib-a: }", "1:11 fabrics.ib-a: names no adapter and no interface"),
+        ("fabrics: {ib-a: {hca: [mlx5_0]}}", "1:18 fabrics.ib-a.hca: unknown key (hcas?)"),
+        ("fabrics: {ib-a: {hcas: []}}", "1:18 fabrics.ib-a.hcas: has no adapter in it: write one (mlx5_0)"),
+        ("fabrics: {ib-a: {hcas: ['mlx5_0:1']}}", "1:18 fabrics.ib-a.hcas: 'mlx5_0:1' has a port in it; write the "),
+        ("fabrics: {ib-a: {hcas: [../x]}}", "1:18 fabrics.ib-a.hcas: '../x' is no adapter's name: write it as `ls "),
+        ("fabrics: {ib-a: {hcas: [m0, m0]}}", "1:18 fabrics.ib-a.hcas: m0 is written twice"),
+        (
+            "fabrics: {a: {hcas: [m0]}, b: {hcas: [m0]}}",
+            "1:32 fabrics.b.hcas: m0 is on a already: it is on one network",
+        ),
+        ("fabrics: {ib-a: {interface: ..}}", "1:18 fabrics.ib-a.interface: '..' is no interface's name: write it as "),
+        ("fabrics: {ib-a: {interface: interface-much-too-long}}", "1:18 fabrics.ib-a.interface: 'interface-much-too"),
+        ("discovery: {nvidia-smi: /x}", "1:13 discovery.nvidia-smi: unknown key (nvidia_smi?)"),
+        ("discovery: {nvidia_smi: smi}", "1:13 discovery.nvidia_smi: 'smi' must be a whole path"),
+        ("discovery: {classes: {A: any}}", "1:23 discovery.classes.A: any stands for every class, so no class can be"),
+        ("discovery: {classes: {A: a b}}", "1:23 discovery.classes.A: 'a b' may hold letters, digits and . _ - only"),
+        ("discovery: {classes: {A: }}", "1:23 discovery.classes.A: has no value, and needs one"),
+        ("discovery: {fake: /f, nvidia_smi: /x}", "1:23 discovery.nvidia_smi: has no effect beside fake, whose file "),
+        ("discovery: {fake: /f, classes: {A: a}}", "1:23 discovery.classes: has no effect beside fake, whose file "),
     ],
 )
 def test_a_wrong_line_is_placed_and_explained(files: Path, text: str, said: str) -> None:
@@ -116,9 +146,32 @@ def test_a_key_of_a_later_version_is_refused_by_name(files: Path, key: str) -> N
 
 
 def test_all_problems_come_at_once(files: Path) -> None:
-    found = problems(files, "node: N\nlabels: {}\ntls: {kye: 1}\n", server=False, tls=False)
-    wanted = ("node", "labels", "server", "tls.ca", "tls.cert", "tls.key", "tls.kye")
+    found = problems(files, "node: N\nlimits: {}\ntls: {kye: 1}\n", server=False, tls=False)
+    wanted = ("node", "limits", "server", "tls.ca", "tls.cert", "tls.key", "tls.kye")
     assert sorted(line.split()[1].rstrip(":") for line in found) == sorted(wanted)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (f"labels: {{{', '.join(f'l{number}: x' for number in range(65))}}}", "labels: are 65; a node has 64 at most"),
+        (
+            f"fabrics: {{{', '.join(f'f{number}: {{interface: i{number}}}' for number in range(17))}}}",
+            "fabrics: are 17; a node has 16 at most",
+        ),
+        (
+            f"fabrics: {{f: {{hcas: [{', '.join(f'm{number}' for number in range(65))}]}}}}",
+            "fabrics.f.hcas: are 65; a fabric has 64 adapters of a node at most",
+        ),
+        (f"discovery: {{classes: {{A: {'x' * 101}}}}}", "discovery.classes.A: is longer than 100 characters"),
+    ],
+)
+def test_no_more_is_taken_than_can_be_told_to_the_server(files: Path, text: str, said: str) -> None:
+    assert [problem.partition(" ")[2] for problem in problems(files, text)] == [said]
+
+
+def test_a_fake_inventory_is_a_path_that_nobody_reads_yet(files: Path) -> None:
+    assert load(files, "discovery: {fake: /f}").discovery == Discovery(fake=Path("/f"))
 
 
 def test_the_certificates_files_have_to_be_there_unless_nobody_needs_them(files: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from llmgw.config.definition import load_definitions
 from llmgw.config.load_node import find_node_file, load_node
 from llmgw.config.node import EngineConfig, Limits, NodeConfig, Timeouts
-from llmgw.core.model import Lora, Model, Profile, Scaling
+from llmgw.core.model import Lora, Model, Prices, Profile, Scaling
 from llmgw.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -22,6 +22,7 @@ SHAPES: dict[str, type] = {
     "engines.<name>": EngineConfig,
     "models": Model,
     "models.loras": Lora,
+    "models.prices": Prices,
     "models.scaling": Scaling,
     "models.profiles": Profile,
 }

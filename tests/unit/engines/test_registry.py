@@ -256,14 +256,15 @@ def test_the_version_reaches_the_check_of_a_definition() -> None:
 
 
 def test_what_an_engine_cannot_do_is_refused_by_key() -> None:
-    profile = Profile(name="p", engine="tiny", tp=2, pp=2, tool_parser="t", reasoning_parser="r")
+    profile = Profile(name="p", engine="tiny", tp=2, pp=2, nodes=2, tool_parser="t", reasoning_parser="r")
     model = dataclasses.replace(
         MODEL, task=Task.RERANK, mmproj="/p", loras=(Lora(name=ModelName("l"), source="/l"),), profiles=(profile,)
     )
     problems = an_engine().validate(model, profile)
-    keys = ["task", "mmproj", "loras", "tp", "pp", "tool_parser", "reasoning_parser"]
+    keys = ["task", "mmproj", "loras", "tp", "pp", "nodes", "tool_parser", "reasoning_parser"]
     assert [problem.key for problem in problems] == keys
     assert problems[0].message == "Tiny has no task rerank: it can chat"
+    assert problems[5].message == "Tiny can't span several nodes: take nodes out"
     able = dataclasses.replace(
         INFO,
         tasks=frozenset({Task.RERANK}),
@@ -271,6 +272,7 @@ def test_what_an_engine_cannot_do_is_refused_by_key() -> None:
         loras=True,
         tensor_parallel=True,
         pipeline_parallel=True,
+        span_nodes=True,
         tool_parser=True,
         reasoning_parser=True,
     )
@@ -285,6 +287,19 @@ def test_what_an_engine_cannot_do_is_refused_by_key() -> None:
         == []
     )
     assert find_unable(INFO, MODEL, PROFILE) == []
+
+
+def test_an_engine_that_needs_a_gpu_is_to_be_given_one() -> None:
+    (problem,) = an_engine().check_gpus(PROFILE)
+    assert problem.key == "gpu_class"
+    assert problem.message == (
+        "Tiny runs on GPUs alone, and this profile asks for none: "
+        "write gpu_class: any (or a class as `llmgw ctl nodes` shows it)"
+    )
+    for asks in ({"gpu_class": "any"}, {"gpu_memory_gb": 8.0}, {"tp": 2}):
+        assert an_engine().check_gpus(dataclasses.replace(PROFILE, **asks)) == []
+    able = dataclasses.replace(INFO, cpu=True)
+    assert an_engine(engine_describe=lambda: able).check_gpus(PROFILE) == []
 
 
 @pytest.mark.parametrize("hook", ["engine_describe", "engine_build_command", "engine_read_health"])

@@ -8,6 +8,7 @@ from llmgw.cli.commands import CommandTable
 
 COMMANDS = {
     "add": "Add the models of a definition file; they are kept over restarts.",
+    "edit": "Edit the definition of a model that was added.",
     "rm": "Remove a model that was added.",
     "show": "Everything about one model.",
 }
@@ -15,4 +16,4 @@ COMMANDS = {
 
 @click.command("model", cls=CommandTable, prefix="llmgw.cli.ctl.model_", table=COMMANDS)
 def command() -> None:
-    """Add, remove and show models while the server runs."""
+    """Add, edit, remove and show models while the server runs."""

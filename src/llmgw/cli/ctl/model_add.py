@@ -30,7 +30,7 @@ def command(*, file: str, replace: bool, asked: Asked) -> None:
     """
     # A file's name may be any bytes; what goes to the server is text.
     name = "stdin" if file == "-" else os.fsencode(file).decode("utf-8", "replace")
-    body = {"file": name, "text": _read(file), "replace": replace}
+    body = {"file": name, "text": read_file(file), "replace": replace}
     answer = asked.operator.ask("POST", "/models", body)
     tell(asked, answer, draw)
     if asked.watch:
@@ -52,7 +52,8 @@ def draw(answer: Any) -> list[Block]:
     return blocks
 
 
-def _read(file: str) -> str:
+def read_file(file: str) -> str:
+    """What a definition's file holds; ``-`` is stdin. UsageError where that is no text, or too much of it."""
     try:
         with click.open_file(file, "rb") as opened:
             raw = opened.read(MAX_BODY_BYTES + 1)

@@ -57,14 +57,22 @@ def _facts(model: dict[str, Any], definition: dict[str, Any], added_at: float | 
         "loras": ", ".join(lora["name"] for lora in definition.get("loras", ())) or None,
         "context": definition.get("context_length"),
         "output": definition.get("max_output"),
+        "prices": _prices(definition.get("prices")),
         "scaling": f"min {scaling['min']}, max {scaling['max']}, idle {lasted(scaling['idle_timeout_seconds'])}",
     }
     return [f"{name:<8}  {shown(value)}" for name, value in facts.items() if value is not None]
 
 
+def _prices(prices: dict[str, Any] | None) -> str | None:
+    if prices is None:
+        return None
+    told = ", ".join(f"{key} {prices[key]:g}" for key in ("prompt", "completion", "cached") if key in prices)
+    return f"{told} per million tokens"
+
+
 def _profiles(definition: dict[str, Any]) -> Grid:
     return Grid(
-        columns=("PROFILE", "ENGINE", "PRIORITY", "CLASS", "TP", "PP", "PARSERS", "ARGS"),
+        columns=("PROFILE", "ENGINE", "PRIORITY", "CLASS", "TP", "PP", "NODES", "NEEDS", "LABELS", "PARSERS", "ARGS"),
         rows=tuple(
             (
                 shown(profile["name"]),
@@ -73,9 +81,18 @@ def _profiles(definition: dict[str, Any]) -> Grid:
                 shown(profile.get("gpu_class")),
                 str(profile["tp"]),
                 shown(profile.get("pp")),
+                shown(profile.get("nodes")),
+                listed(_needs(profile)),
+                listed([f"{name}={value}" for name, value in profile.get("labels", {}).items()]),
                 listed([profile[key] for key in ("tool_parser", "reasoning_parser") if profile.get(key)]),
                 shown(" ".join(profile["args"])),
             )
             for profile in definition["profiles"]
         ),
     )
+
+
+def _needs(profile: dict[str, Any]) -> list[str]:
+    """Memory of each GPU, memory and disk of the node, as far as they are asked for."""
+    kinds = {"gpu_memory_gb": "gpu", "min_memory_gb": "mem", "min_disk_gb": "disk"}
+    return [f"{word}:{profile[key]:g}GB" for key, word in kinds.items() if profile.get(key)]

@@ -15,6 +15,7 @@ DETAIL: dict[str, Any] = {
         "loras": [{"name": "sql", "source": "/sql"}, {"name": "law", "source": "/law"}],
         "aliases": ["a", "b"],
         "context_length": 8192,
+        "prices": {"prompt": 0.15, "completion": 2.0},
         "scaling": {"min": 1, "max": 2, "idle_timeout_seconds": 900.0},
         "profiles": [
             {
@@ -24,6 +25,11 @@ DETAIL: dict[str, Any] = {
                 "gpu_class": "h100",
                 "tp": 2,
                 "pp": 3,
+                "nodes": 2,
+                "labels": {"zone": "a", "rack": "7"},
+                "gpu_memory_gb": 70.5,
+                "min_memory_gb": 8.0,
+                "min_disk_gb": 100.0,
                 "tool_parser": "hermes",
                 "reasoning_parser": "qwen3",
                 "args": ["-x", "1"],
@@ -51,11 +57,14 @@ def test_a_model_is_shown_whole(port: Any, ctl: Any) -> None:
         "mmproj    /mmproj.gguf\n"
         "loras     sql, law\n"
         "context   8192\n"
+        "prices    prompt 0.15, completion 2 per million tokens\n"
         "scaling   min 1, max 2, idle 15m\n"
         "\n"
-        "PROFILE  ENGINE  PRIORITY  CLASS  TP  PP  PARSERS       ARGS\n"
-        "tp2      e       100       h100   2   3   hermes,qwen3  -x 1\n"
-        "cpu      e       0         -      1   1   -\n"
+        "PROFILE  ENGINE  PRIORITY  CLASS  TP  PP  NODES  NEEDS                          LABELS         PARSERS"
+        "       ARGS\n"
+        "tp2      e       100       h100   2   3   2      gpu:70.5GB,mem:8GB,disk:100GB  zone=a,rack=7  hermes,qwen3"
+        "  -x 1\n"
+        "cpu      e       0         -      1   1   -      -                              -              -\n"
         "\n"
         "NODE  PROFILE  REASON  DETAIL\n"
         "n1    tp2      no_gpu  no GPU\n"
