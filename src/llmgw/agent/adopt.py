@@ -10,16 +10,14 @@ from pathlib import Path
 
 import trio
 
+from llmgw.agent.hands import Process
 from llmgw.agent.held import Adopted, Tools, endpoint_of, is_proven
 from llmgw.agent.masking import Mask
 from llmgw.agent.shards import CAUSE_LINES, SHOWN_LINES
 from llmgw.agent.telling import first_report
 from llmgw.core.replica import ShardReport, ShardSpec, ShardState
 from llmgw.engines.types import HealthState
-from llmgw.host.http import get
-from llmgw.host.logfile import LogFile, prune_logs
-from llmgw.host.ports import HOST
-from llmgw.host.process import Process, Stat, find_marked, read_boot_id, take_over
+from llmgw.host.process import Stat
 from llmgw.host.state import ShardRecord
 
 log = logging.getLogger(__name__)
@@ -37,14 +35,15 @@ class FoundShards:
 
 async def adopt(tools: Tools) -> FoundShards:
     """Take over every engine of this state folder that still is the one its file tells of; stop all others of ours."""
-    records = await trio.to_thread.run_sync(tools.state.read)
-    boot_id = await trio.to_thread.run_sync(read_boot_id)
+    hands = tools.hands
+    records = await hands.run(tools.state.read)
+    boot_id = await hands.run(hands.read_boot_id)
     running = []
     ended = []
     for record in records:
         process = None
         if record.boot_id == boot_id and record.spec.profile.engine in tools.engines:
-            process = take_over(record.pid, record.start_time, record.marker)
+            process = hands.take_over(record.pid, record.start_time, record.marker)
         if process is None:
             ended.append((record.spec, await _tell_end(tools, record)))
             continue
@@ -58,9 +57,9 @@ async def adopt(tools: Tools) -> FoundShards:
     # Only now are the files of the ended ones removed: each of their processes is found by its marker.
     await _stop_strays(tools, {adopted.record.marker for adopted in running})
     for spec, _ in ended:
-        await trio.to_thread.run_sync(tools.state.remove, spec.id)
+        await hands.run(tools.state.remove, spec.id)
     in_use = {Path(adopted.record.log) for adopted in running}
-    await trio.to_thread.run_sync(prune_logs, tools.state.logs, in_use)
+    await hands.run(tools.state.prune_logs, in_use)
     return FoundShards(running=tuple(running), ended=tuple(ended))
 
 
@@ -71,21 +70,21 @@ async def _is_ready(tools: Tools, record: ShardRecord) -> bool:
         return False
     engine = tools.engines[record.spec.profile.engine]
     with trio.move_on_after(tools.settings.pace.health_limit):
-        reply = await get(HOST, record.port, engine.info.health_path)
+        reply = await tools.hands.get(record.port, engine.info.health_path)
         return reply is not None and engine.read_health(reply.status, reply.body).state is HealthState.READY
     return False
 
 
 async def _tell_end(tools: Tools, record: ShardRecord) -> ShardReport:
-    ended = LogFile(Path(record.log), Mask(record.spec.profile.env).hide)
-    lines = await trio.to_thread.run_sync(ended.read_last, CAUSE_LINES)
+    ended = tools.state.open_log(Path(record.log), Mask(record.spec.profile.env).hide)
+    lines = await tools.hands.run(ended.read_last, CAUSE_LINES)
     engine = tools.engines.get(record.spec.profile.engine)
     remedy = None
     if engine is None:
         cause = f"stopped, because no engine plugin is called {record.spec.profile.engine} any more"
     else:
         cause = "ended while no agent was watching it"
-        named = await trio.to_thread.run_sync(engine.read_exit, lines, None, None)
+        named = await tools.hands.run(engine.read_exit, lines, None, None)
         if named is not None:
             cause, remedy = f"{cause}: {named.line}", named.remedy
     log.warning("shard %s: %s", record.spec.id, cause)
@@ -99,10 +98,10 @@ async def _stop_strays(tools: Tools, kept: Iterable[str]) -> None:
     Children of a dead leader, engines whose state file was damaged, and one that was started in the moment before its
     agent died: each would hold its memory and its port for ever.
     """
-    marked = await trio.to_thread.run_sync(find_marked, tools.state.marker_prefix())
+    marked = await tools.hands.run(tools.hands.find_marked, tools.state.marker_prefix())
     strays = {stat: marker for stat, marker in marked.items() if marker not in kept}
     for stat in _leaders(strays):
-        process = take_over(stat.pid, stat.start_time, strays[stat])
+        process = tools.hands.take_over(stat.pid, stat.start_time, strays[stat])
         if process is None:
             continue
         log.warning("process %d is ours (%s) and belongs to no shard: stopping it", stat.pid, strays[stat])

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 import trio
 
+from llmgw.agent.hands import Hands
 from llmgw.core.model import Task
-from llmgw.host.http import Reply, post
-from llmgw.host.ports import HOST
+from llmgw.host.http import Reply
 
 TRY_SECONDS = 60.0
 SHOWN_CHARS = 300
@@ -49,14 +49,14 @@ def build_asks(task: Task, served_name: str, api_paths: Collection[str]) -> tupl
     return tuple(Ask(path=ask.path, body=named | ask.body) for ask in _PROOFS[task] if ask.path in api_paths)
 
 
-async def fail_to_answer(port: int, asks: Iterable[Ask], hide: Callable[[str], str] = str) -> str | None:
+async def fail_to_answer(hands: Hands, port: int, asks: Iterable[Ask], hide: Callable[[str], str] = str) -> str | None:
     """None once one of the asks is answered; else what came in its place, in a few words, without what ``hide`` takes
     out."""
     said = None
     for ask in asks:
         reply: Reply | None = None
         with trio.move_on_after(TRY_SECONDS) as limit:
-            reply = await post(HOST, port, ask.path, ask.body)
+            reply = await hands.post(port, ask.path, ask.body)
         if reply is not None and reply.status is not None and 200 <= reply.status < 300:
             return None
         if limit.cancelled_caught:

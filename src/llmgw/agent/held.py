@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import trio
 
+from llmgw.agent.booked import wait_given_back
+from llmgw.agent.hands import Hands, Log, Process, State
 from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings, Pace
 from llmgw.agent.telling import Telling
+from llmgw.core.node import Gpu
 from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import Command, Launch
 from llmgw.errors import EngineFailed
 from llmgw.host.executable import advise_write, explain_start
-from llmgw.host.logfile import LogFile, begin_log
-from llmgw.host.oom import count_oom_kills
-from llmgw.host.ports import HOST, Ports, is_foreign
-from llmgw.host.process import Process, hash_argv, read_boot_id, start_process
-from llmgw.host.state import ShardRecord, StateFolder
+from llmgw.host.ports import HOST, Ports
+from llmgw.host.process import hash_argv
+from llmgw.host.state import ShardRecord
 
 log = logging.getLogger(__name__)
 
@@ -36,10 +37,13 @@ class Tools:
 
     engines: Mapping[str, Engine]
     settings: AgentSettings
+    hands: Hands
     programs: Programs
     ports: Ports
-    state: StateFolder
-    count_oom_kills: Callable[[], int | None] = count_oom_kills
+
+    @property
+    def state(self) -> State:
+        return self.hands.state
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,7 @@ class Held:
     """What a shard holds at this moment: its process, its port, its log."""
 
     __slots__ = (
+        "gpus",
         "log",
         "log_troubled",
         "oom_kills",
@@ -86,6 +91,8 @@ class Held:
         self.telling = telling
         self.process: Process | None = None
         self.port: int | None = None
+        # Those of its launch as they were then, () for none; None where nobody chose, or an earlier agent launched it.
+        self.gpus: tuple[Gpu, ...] | None = None
         self.ready = False
         # It answers HTTP: else it is up while its process lives.
         self.serves = True
@@ -95,7 +102,7 @@ class Held:
         self.oom_seen_at: float | None = None
         # said once, not at every poll
         self.log_troubled = False
-        self.log = LogFile(tools.state.log_path(spec.id), telling.hide)
+        self.log: Log = tools.state.open_log(tools.state.log_path(spec.id), telling.hide)
 
     @property
     def pace(self) -> Pace:
@@ -118,7 +125,7 @@ class Held:
         self.process, self.port, self.record = adopted.process, adopted.record.port, adopted.record
         self.serves = adopted.record.serves
         self.ready = adopted.report.state is ShardState.READY
-        self.log = LogFile(Path(adopted.record.log), self.telling.hide)
+        self.log = self.tools.state.open_log(Path(adopted.record.log), self.telling.hide)
         # The first look at the counter, which blocks, is a poll's.
         self.oom_kills, self.oom_seen_at = None, None
 
@@ -128,7 +135,7 @@ class Held:
             return
         self.record = replace(self.record, proven=True)
         try:
-            await trio.to_thread.run_sync(self.tools.state.write, self.record)
+            await self.tools.hands.run(self.tools.state.write, self.record)
         except OSError as error:
             log.warning("state file %s can't be written: %s", error.filename, error.strerror or error)
 
@@ -137,19 +144,18 @@ class Held:
         self.port = self.tools.ports.take()
         command = self.engine().build_command(replace(launch, port=self.port))
         # In one step that a cancellation can't cut in two: a process without a file would be nobody's.
-        pid = await trio.to_thread.run_sync(self._start, command, self.port)
+        pid = await self.tools.hands.run(self._start, command, self.port)
         self.telling.process(pid, endpoint_of(self.spec, self.port) if self.serves else None)
 
     def _start(self, command: Command, port: int) -> int:
-        state, path, program = self.tools.state, self.log.path, command.argv[0]
+        hands, state, path, program = self.tools.hands, self.tools.state, self.log.path, command.argv[0]
         marker = state.marker(self.spec)
         self.serves = command.serves
-        self.oom_kills, self.oom_seen_at = self.tools.count_oom_kills(), None
+        self.oom_kills, self.oom_seen_at = hands.count_oom_kills(), None
         try:
-            begin_log(path)
-            self.log = LogFile(path, self.telling.hide)
+            self.log = state.open_log(path, self.telling.hide)
             # Held before anything else can fail, so that it is stopped when its file can't be written.
-            process = self.process = start_process(command, log=path, marker=marker)
+            process = self.process = hands.start(command, log=path, marker=marker)
         except OSError as error:
             why = explain_start(program, error)
             raise EngineFailed(f"{program} can't be started: {why.reason}", remedy=why.remedy) from error
@@ -159,7 +165,7 @@ class Held:
             spec=self.spec,
             pid=process.pid,
             start_time=process.start_time,
-            boot_id=read_boot_id(),
+            boot_id=hands.read_boot_id(),
             argv_hash=argv_hash,
             port=port,
             log=str(path),
@@ -176,7 +182,7 @@ class Held:
 
     async def count_kills(self) -> None:
         """Look whether the kernel has killed more for want of memory, as far as it counts that."""
-        now = await trio.to_thread.run_sync(self.tools.count_oom_kills)
+        now = await self.tools.hands.run(self.tools.hands.count_oom_kills)
         if None not in (now, self.oom_kills) and now != self.oom_kills:
             self.oom_seen_at = trio.current_time()
         self.oom_kills = now
@@ -205,10 +211,11 @@ class Held:
     async def has_lost_its_port(self) -> bool:
         """Whether it is another program that listens on our port."""
         tree = set() if self.process is None else set(await self.process.find_alive())
-        return await trio.to_thread.run_sync(is_foreign, self.port or 0, tree)
+        return await self.tools.hands.run(self.tools.hands.is_foreign, self.port or 0, tree)
 
     async def clear(self) -> None:
-        """Stop what is left of the process tree, see it gone, and only then give its port back and forget it."""
+        """Stop what is left of the process tree, see it gone and the memory of its GPUs free, and only then give its
+        port back and forget it."""
         started = self.process is not None
         if self.process is not None:
             info = self.engine().info
@@ -218,12 +225,13 @@ class Held:
                 log.error("shard %s: processes %s can't be killed; trying on", self.spec.id, pids)
                 self.telling.progress(f"can't be killed: processes {pids}")
             self.close()
+            await wait_given_back(self.spec, self.tools, self.gpus or ())
         if self.port is not None:
             self.tools.ports.give_back(self.port)
             self.port = None
         self.ready = False
         if started:
-            await trio.to_thread.run_sync(self.tools.state.remove, self.spec.id)
+            await self.tools.hands.run(self.tools.state.remove, self.spec.id)
 
     def close(self) -> None:
         """Let go of the process; it is not touched."""

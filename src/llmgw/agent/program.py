@@ -22,8 +22,10 @@ from llmgw.config.agent import AgentConfig
 from llmgw.core.node import NodeId
 from llmgw.engines.registry import find_engines
 from llmgw.errors import only_ours
+from llmgw.host.inventory_file import InventoryFile
 from llmgw.host.limits import raise_file_limit
 from llmgw.host.signals import stop_signals
+from llmgw.link.dial import TlsServer
 from llmgw.link.dialer import Dialer
 from llmgw.reactor.loop import Reactor
 
@@ -35,7 +37,10 @@ DRAIN_SECONDS = 30.0
 
 def run(config: AgentConfig) -> None:
     """Run this node's engines until SIGINT or SIGTERM. UsageError when the state folder or the certificates can't be
-    used."""
+    used, ConfigError when a fake inventory can't."""
+    if config.discovery.fake is not None:
+        # Once it runs a file that is wrong is passed over.
+        InventoryFile(config.discovery.fake, config.node).load()
     try:
         trio.run(_main, config)
     except BaseExceptionGroup as group:
@@ -45,12 +50,16 @@ def run(config: AgentConfig) -> None:
 async def _main(config: AgentConfig) -> None:
     raise_file_limit()
     reactor, places = Reactor(), Places()
-    dialer = Dialer(config, reactor=reactor, find_port=places.find, version=__version__)
+    server = TlsServer(config, reactor=reactor, find_port=places.find)
+    dialer = Dialer(server, node=config.node, trunks=config.trunks, version=__version__)
     settings = AgentSettings(
         node_id=NodeId(config.node),
         state=config.state,
         engine_ports=config.engine_ports,
         binaries={name: each.bin for name, each in config.engines.items() if each.bin is not None},
+        labels=config.labels,
+        fabrics=config.fabrics,
+        discovery=config.discovery,
     )
     # (whoever read the configuration has told of those that are left out)
     engines = find_engines().engines

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 import trio
 
-from llmgw.agent.preflight import Preflight, examine
+from llmgw.agent.hands import Hands
+from llmgw.agent.preflight import Preflight
 from llmgw.config.paths import is_text
 from llmgw.engines.registry import Engine
 from llmgw.errors import EngineFailed
@@ -91,14 +92,14 @@ class Programs:
     more rarely while it can't start: what it lacked may have been installed. One that starts and does not know our
     flags will not learn them.
 
-    ``marker_prefix`` is the state folder's: a program that is tried when llmgw is killed is ended at the next start.
-    ``retry_seconds``: how long one that can't start is left alone at first; LONGEST_PAUSE times as long in the end.
+    One that is tried when llmgw is killed is ended at the next start. ``retry_seconds``: how long one that can't start
+    is left alone at first; LONGEST_PAUSE times as long in the end.
     """
 
-    __slots__ = ("_marker_prefix", "_news", "_numbers", "_retry_seconds", "_said", "_tried", "_turns", "changes")
+    __slots__ = ("_hands", "_news", "_numbers", "_retry_seconds", "_said", "_tried", "_turns", "changes")
 
-    def __init__(self, *, marker_prefix: str, retry_seconds: float = RETRY_SECONDS) -> None:
-        self._marker_prefix = marker_prefix
+    def __init__(self, hands: Hands, *, retry_seconds: float = RETRY_SECONDS) -> None:
+        self._hands = hands
         self._retry_seconds = retry_seconds
         # Two may be tried at once, and the end of one must not be that of the other.
         self._numbers = itertools.count(1)
@@ -111,7 +112,7 @@ class Programs:
     async def find(self, engine: Engine, program: tuple[str, ...]) -> Preflight | None:
         """What is known of this program as it is now; None before it was tried."""
         tried = self._tried.get((engine.name, program))
-        stamp = await trio.to_thread.run_sync(_stamp, engine, program)
+        stamp = await self._hands.run(self._hands.stamp_program, engine, program)
         return tried.found if tried is not None and tried.stamp == stamp else None
 
     async def check(self, engine: Engine, program: tuple[str, ...], *, again: bool = False) -> Preflight:
@@ -122,16 +123,16 @@ class Programs:
         async with self._turns.setdefault(engine.name, trio.Lock()):
             key = (engine.name, program)
             # Before it is tried: a file that is replaced meanwhile is found changed at the next look.
-            stamp = await trio.to_thread.run_sync(_stamp, engine, program)
+            stamp = await self._hands.run(self._hands.stamp_program, engine, program)
             tried = self._tried.get(key)
             pause_seconds = self._retry_seconds
             if tried is not None and tried.stamp == stamp:
                 if not _is_due(tried, again=again):
                     return tried.found
                 pause_seconds = min(2 * tried.pause_seconds, LONGEST_PAUSE * self._retry_seconds)
-            marker = f"{self._marker_prefix}probe-{next(self._numbers)}:0"
+            marker = f"{self._hands.state.marker_prefix()}probe-{next(self._numbers)}:0"
             try:
-                found = await examine(engine, program, marker=marker)
+                found = await self._hands.examine(engine, program, marker=marker)
             except Exception as error:
                 found = self._tell_fault(key, error)
             self._tried[key] = _Tried(stamp=stamp, found=found, at=trio.current_time(), pause_seconds=pause_seconds)
@@ -183,9 +184,9 @@ def _is_due(tried: _Tried, *, again: bool) -> bool:
     return unsure and trio.current_time() >= tried.at + tried.pause_seconds
 
 
-def _stamp(engine: Engine, program: tuple[str, ...]) -> tuple[int, ...]:
+def stamp_program(engine: Engine, program: tuple[str, ...]) -> tuple[int, ...]:
     """What changes when the program is replaced: of the file itself, or of what the embedded one stands on, and of the
-    folders of packages beside it, for pip leaves an interpreter and may leave a script as they are."""
+    folders of packages beside it, for pip leaves an interpreter and may leave a script as they are. Blocks."""
     path: str | None = program[0]
     if len(program) > 1 and engine.embedded is not None:
         path = _find_origin(engine.embedded.requires)

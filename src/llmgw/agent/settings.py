@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from llmgw.config.agent import Discovery, FabricConfig
 from llmgw.core.node import NodeId
 
 
@@ -30,7 +31,8 @@ class Pace:
 class AgentSettings:
     """One node's agent. ``binaries`` are configured programs by engine name; ``folders`` are further places (weights)
     whose disks are reported. With ``stop_on_exit`` engines are meant to end with the program: one that is left
-    running is then worth a warning."""
+    running is then worth a warning. ``fabrics`` are those that are declared, by name. ``discovery`` is how GPUs are
+    found: None where nobody looks for them."""
 
     node_id: NodeId
     state: Path
@@ -38,4 +40,7 @@ class AgentSettings:
     binaries: Mapping[str, str] = field(default_factory=dict)
     stop_on_exit: bool = False
     folders: tuple[Path, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    fabrics: Mapping[str, FabricConfig] = field(default_factory=dict)
+    discovery: Discovery | None = None
     pace: Pace = field(default_factory=Pace)

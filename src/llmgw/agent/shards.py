@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import trio
 
+from llmgw.agent.booked import GpuInUse, find_fabric, find_gpus
 from llmgw.agent.canary import build_asks, fail_to_answer, list_paths
 from llmgw.agent.held import Adopted, Held, Tools, is_proven
 from llmgw.agent.masking import Mask
-from llmgw.agent.programs import find_program
-from llmgw.agent.sources import check_sources
 from llmgw.agent.telling import Telling, first_report
 from llmgw.core.replica import Load, ShardReport, ShardSpec, ShardState
 from llmgw.engines.check import check_launch, launch_of
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import Cause, CauseKind, Health, HealthState, Launch, Version
 from llmgw.errors import EngineFailed
-from llmgw.host.cpu import count_cores
 from llmgw.host.executable import advise_write
-from llmgw.host.http import REFUSED, Reply, get
+from llmgw.host.http import REFUSED, Reply
 from llmgw.host.ports import HOST
 from llmgw.host.process import advise_exit, describe_exit, split_exit
 
@@ -111,7 +108,8 @@ async def _live(held: Held) -> End:
         else:
             end = await _watch(held)
     except EngineFailed as error:
-        end = End(cause=error.message, remedy=error.remedy, lines=error.lines)
+        kind = CauseKind.GPU_IN_USE if isinstance(error, GpuInUse) else None
+        end = End(cause=error.message, remedy=error.remedy, kind=kind, lines=error.lines)
     except Exception as error:
         log.exception("shard %s ends by a fault of llmgw", held.spec.id)
         end = End(cause=f"a fault of llmgw itself: {type(error).__name__}: {error}")
@@ -124,9 +122,9 @@ async def _live(held: Held) -> End:
 
 async def _prepare(held: Held) -> Launch:
     """Everything about the launch but its port. Raises EngineFailed with what is missing or does not fit."""
-    spec, engine, tools = held.spec, held.engine(), held.tools
-    await trio.to_thread.run_sync(check_sources, spec.model, engine)
-    program = await trio.to_thread.run_sync(find_program, engine, tools.settings.binaries)
+    spec, engine, tools, hands = held.spec, held.engine(), held.tools, held.tools.hands
+    await hands.run(hands.check_sources, spec.model, engine)
+    program = await hands.run(hands.find_program, engine, tools.settings.binaries)
     if await tools.programs.find(engine, program) is None:
         held.telling.progress(f"{program[0]} is being checked")
     tried = await tools.programs.check(engine, program)
@@ -135,16 +133,21 @@ async def _prepare(held: Held) -> Launch:
     if tried.broken is not None and not (spec.profile.env and tried.missing_libraries):
         raise EngineFailed(f"{program[0]} can't run {engine.info.title}: {tried.broken}", remedy=tried.remedy)
     _validate(spec, engine, tried.version)
-    cores = await trio.to_thread.run_sync(count_cores)
+    cache = await hands.run(_make_cache, tools)
+    # Last, for a check of the program may take minutes, and what is seen here is to hold at the launch.
+    fabric = await find_fabric(spec, tools)
+    held.gpus = await find_gpus(spec, tools)
+    indices = None if held.gpus is None else tuple(gpu.index for gpu in held.gpus)
     launch = replace(
-        launch_of(spec.model, spec.profile, program, tried.version),
+        launch_of(spec.model, spec.profile, program, tried.version, gpus=indices),
         host=HOST,
         port=0,
         rank=spec.rank,
         count=spec.count,
-        # An engine counts the machine's cores, not those that it may use, and then its threads fight for them.
-        threads=cores if cores < (os.cpu_count() or cores) else None,
-        cache=await trio.to_thread.run_sync(_make_cache, tools),
+        rendezvous=spec.rendezvous,
+        fabric=fabric,
+        threads=await hands.run(hands.choose_threads),
+        cache=cache,
     )
     for finding in check_launch(engine, launch):
         if finding.breaks:
@@ -199,7 +202,7 @@ async def _watch(held: Held) -> End:
     missed = 0
     while not await _exits_within(held, held.pace.health):
         await held.count_kills()
-        await trio.to_thread.run_sync(held.read_log)
+        await held.tools.hands.run(held.read_log)
         if not held.serves:
             continue
         reply = await _ask(held, held.engine().info.health_path)
@@ -226,7 +229,7 @@ async def _wait_ready(held: Held) -> End | None:
             return await _explain_exit(held)
         pause = min(pause * 1.5, held.pace.loading)
         await held.count_kills()
-        for progress in await trio.to_thread.run_sync(_read_progress, held):
+        for progress in await held.tools.hands.run(_read_progress, held):
             held.telling.progress(progress)
         health = _judge(held, await _ask(held, held.engine().info.health_path))
         if health is None or health.state is HealthState.LOADING:
@@ -262,7 +265,7 @@ async def _prove(held: Held, deadline: float) -> str | None:
     with trio.move_on_at(deadline):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_exit, held, nursery.cancel_scope)
-            said = await fail_to_answer(held.port or 0, asks, held.telling.hide)
+            said = await fail_to_answer(held.tools.hands, held.port or 0, asks, held.telling.hide)
             nursery.cancel_scope.cancel()
     if said is None:
         await held.note_proven()
@@ -309,7 +312,7 @@ async def _ask(held: Held, path: str) -> Reply | None:
     with trio.move_on_after(held.pace.health_limit):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_exit, held, nursery.cancel_scope)
-            reply = await get(HOST, held.port or 0, path)
+            reply = await held.tools.hands.get(held.port or 0, path)
             nursery.cancel_scope.cancel()
     return reply
 
@@ -363,11 +366,11 @@ async def _explain_timeout(held: Held, limit_seconds: float, unproven: str | Non
 
 async def _read_exit(held: Held, lines: tuple[str, ...], code: int | None, signum: int | None) -> Cause | None:
     # In a thread: rules over 400 long lines may take a second, and other shards are looked after here.
-    return await trio.to_thread.run_sync(held.engine().read_exit, lines, code, signum)
+    return await held.tools.hands.run(held.engine().read_exit, lines, code, signum)
 
 
 async def _read_last(held: Held) -> tuple[str, ...]:
-    return await trio.to_thread.run_sync(held.log.read_last, CAUSE_LINES)
+    return await held.tools.hands.run(held.log.read_last, CAUSE_LINES)
 
 
 def _end(cause: Cause, lines: tuple[str, ...]) -> End:

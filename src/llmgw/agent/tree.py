@@ -11,8 +11,10 @@ from typing import Protocol
 import trio
 
 from llmgw.agent.adopt import adopt
+from llmgw.agent.hands import Hands
 from llmgw.agent.held import Adopted, Tools
-from llmgw.agent.inventory import serve_checks, serve_inventory, survey
+from llmgw.agent.inventory import serve_checks, serve_inventory
+from llmgw.agent.machine import Machine
 from llmgw.agent.places import Places
 from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings
@@ -25,8 +27,6 @@ from llmgw.core.replica import ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.engines.registry import Engine
 from llmgw.errors import LinkLost
 from llmgw.host.ports import Ports
-from llmgw.host.process import find_marked, is_killed
-from llmgw.host.state import StateFolder, hold_state
 
 log = logging.getLogger(__name__)
 
@@ -49,24 +49,25 @@ async def serve_node(
     *,
     engines: Mapping[str, Engine],
     settings: AgentSettings,
+    hands: Hands | None = None,
     places: Places | None = None,
     held: bool = False,
     task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Run what the server desires, for ever. Started once the engines that ran before are taken over.
 
-    ``places`` is told where they listen. What is desired is remembered in the state folder. ``held``: the caller holds
-    that folder's lock already (host/state.py).
+    ``hands`` are this machine, unless others are given. ``places`` is told where engines listen. What is desired is
+    remembered in the state folder. ``held``: the caller holds that folder's lock already (host/state.py).
 
     Being cancelled leaves the engines running: to stop them, desire nothing and wait for their ENDED. Raises UsageError
     when another program works with the same state folder, or that can't be used.
     """
-    with nullcontext() if held else hold_state(settings.state):
-        state = StateFolder(settings.state)
-        await trio.to_thread.run_sync(state.make)
-        first, last = settings.engine_ports
-        programs = Programs(marker_prefix=state.marker_prefix(), retry_seconds=settings.pace.recheck)
-        tools = Tools(engines=engines, settings=settings, programs=programs, ports=Ports(first, last), state=state)
+    hands = hands or Machine(settings.state)
+    with nullcontext() if held else hands.state.hold():
+        await hands.run(hands.state.make)
+        programs = Programs(hands, retry_seconds=settings.pace.recheck)
+        ports = Ports(*settings.engine_ports, is_free=hands.is_free)
+        tools = Tools(engines=engines, settings=settings, hands=hands, programs=programs, ports=ports)
         found = await adopt(tools)
         outbox = Outbox()
         async with trio.open_nursery() as nursery:
@@ -165,13 +166,12 @@ class Shards:
 
     def say_farewell(self) -> None:
         """Say which engines go on without this agent."""
-        alive = find_marked(self._tools.state.marker_prefix())
+        alive = self._tools.hands.find_marked(self._tools.state.marker_prefix())
         markers = {self._tools.state.marker(life.spec) for life in self._running.values()}
         leaders = {life.last.pid for life in self._running.values()}
         # An engine's children may outlive it, and then they are what goes on.
         engines = {
-            marker: sorted(stat.pid for stat, carried in alive.items() if carried == marker and not is_killed(stat.pid))
-            for marker in markers
+            marker: sorted(stat.pid for stat, carried in alive.items() if carried == marker) for marker in markers
         }
         pids = [str(pid) for found in engines.values() for pid in ([*filter(leaders.__contains__, found)] or found)]
         if pids:
@@ -239,7 +239,7 @@ async def _speak(
     """
     while True:
         try:
-            node = await survey(tools)
+            node = await tools.hands.survey(tools)
             outbox.put_applied(None)
             await link.report(NodeRegistered(node=node, running=(*shards.list_known(), *ended)))
             ended = ()
@@ -278,15 +278,15 @@ async def _listen(link: Link, tools: Tools, shards: Shards, outbox: Outbox) -> N
             log.exception("the talk with the server failed; trying again")
         else:
             revision = desire.revision
-            await _remember(tools.state, desire)
+            await _remember(tools.hands, desire)
             shards.desire(desire)
             continue
         await trio.sleep(tools.settings.pace.link_retry)
 
 
-async def _remember(state: StateFolder, desire: Desire) -> None:
+async def _remember(hands: Hands, desire: Desire) -> None:
     """For whoever stops this node's engines while no agent runs: that the server wants them."""
     try:
-        await trio.to_thread.run_sync(state.write_desired, desire)
+        await hands.run(hands.state.write_desired, desire)
     except OSError as error:
         log.warning("what is to run here can't be kept in %s: %s", error.filename, error.strerror or error)

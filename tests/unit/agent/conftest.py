@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from llmgw.agent.held import Tools
+from llmgw.agent.machine import Machine
 from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings, Pace
 from llmgw.core.effects import Desire
@@ -39,20 +40,26 @@ def engines(monkeypatch: pytest.MonkeyPatch) -> Mapping[str, Engine]:
 
 
 class Altered:
-    """An engine of which some methods do something else."""
+    """An engine, or hands, of which some methods do something else."""
 
-    def __init__(self, engine: Engine, **methods: object) -> None:
-        self._engine = engine
+    def __init__(self, whole: object, **methods: object) -> None:
+        self._whole = whole
         self.__dict__.update(methods)
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self._engine, name)
+        return getattr(self._whole, name)
 
 
 @pytest.fixture
 def alter(tools: Tools) -> Callable[..., Tools]:
     """The tools, with a fake engine of which some methods do something else."""
     return lambda **methods: replace(tools, engines={"fake": Altered(tools.engines["fake"], **methods)})
+
+
+@pytest.fixture
+def with_hands(tools: Tools) -> Callable[..., Tools]:
+    """The tools, with hands of which some methods do something else."""
+    return lambda **methods: replace(tools, hands=Altered(tools.hands, **methods))
 
 
 @pytest.fixture
@@ -78,15 +85,10 @@ def find_range(count: int) -> tuple[int, int]:
 @pytest.fixture
 def tools(engines: Mapping[str, Engine], settings: AgentSettings) -> Tools:
     """What a shard works with."""
-    state = StateFolder(settings.state)
-    state.make()
-    return Tools(
-        engines=engines,
-        settings=settings,
-        programs=Programs(marker_prefix=state.marker_prefix()),
-        ports=Ports(*settings.engine_ports),
-        state=state,
-    )
+    hands = Machine(settings.state)
+    hands.state.make()
+    ports = Ports(*settings.engine_ports)
+    return Tools(engines=engines, settings=settings, hands=hands, programs=Programs(hands), ports=ports)
 
 
 @pytest.fixture

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import trio
 import trio.testing
 
 from llmgw.agent.canary import TRY_SECONDS, build_asks, fail_to_answer, list_paths
+from llmgw.agent.machine import Machine
 from llmgw.core.model import Task
 
+HANDS = Machine(Path("/nowhere"))
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ALL = frozenset({CHAT, TEXT, "/v1/embeddings", "/v1/rerank"})
 
@@ -40,7 +43,7 @@ async def serve(nursery):
 
 async def ask(port, task=Task.CHAT, paths=ALL):
     with trio.fail_after(100):
-        return await fail_to_answer(port, build_asks(task, "m", paths))
+        return await fail_to_answer(HANDS, port, build_asks(task, "m", paths))
 
 
 async def test_a_chat_of_one_token_is_asked_of_a_chat_model(serve):
@@ -112,7 +115,7 @@ async def test_what_came_instead_is_told_in_one_line(serve):
 
 async def test_what_is_hidden_is_not_in_what_came_instead(serve):
     port, _ = await serve(completions=500)
-    said = await fail_to_answer(port, build_asks(Task.CHAT, "m", ALL), lambda text: text.replace("no", "***"))
+    said = await fail_to_answer(HANDS, port, build_asks(Task.CHAT, "m", ALL), lambda text: text.replace("no", "***"))
     assert said.endswith('answered 500 {"error": "***"}')
 
 
@@ -132,6 +135,6 @@ async def test_an_engine_that_closes_or_is_gone_did_not_answer(serve):
 
 async def test_a_silent_engine_is_not_waited_for_for_ever(listener, autojump_clock):
     began = trio.current_time()
-    said = await fail_to_answer(listener.getsockname()[1], build_asks(Task.CHAT, "m", ALL))
+    said = await fail_to_answer(HANDS, listener.getsockname()[1], build_asks(Task.CHAT, "m", ALL))
     assert said == f"/v1/chat/completions did not answer within {TRY_SECONDS:g} s"
     assert trio.current_time() == began + TRY_SECONDS

@@ -114,17 +114,17 @@ async def test_a_full_disk_at_that_moment_is_told_and_ends_nothing(held, launch,
 
 
 @pytest.mark.parametrize(("before", "now", "so"), [(1, 2, True), (1, 1, False), (None, 2, False), (1, None, False)])
-async def test_the_kernel_has_killed_where_it_counts_one_more(held, before, now, so):
+async def test_the_kernel_has_killed_where_it_counts_one_more(held, before, now, so, with_hands):
     held.oom_kills = before
-    held.tools = replace(held.tools, count_oom_kills=lambda: now)
+    held.tools = with_hands(count_oom_kills=lambda: now)
     await held.count_kills()
     assert held.has_seen_a_kill() is so
 
 
-async def test_a_kill_is_no_news_after_a_while_and_the_next_one_is(held, autojump_clock):
+async def test_a_kill_is_no_news_after_a_while_and_the_next_one_is(held, autojump_clock, with_hands):
     counts = iter([2, 2, 3])
     held.oom_kills = 1
-    held.tools = replace(held.tools, count_oom_kills=lambda: next(counts))
+    held.tools = with_hands(count_oom_kills=lambda: next(counts))
     await held.count_kills()
     await trio.sleep(OOM_SECONDS)
     await held.count_kills()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import platform
+import threading
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import trio
@@ -12,21 +15,25 @@ from llmgw.agent.inventory import (
     DETAIL_CHARS,
     FLAG_CHARS,
     SHOWN_FLAGS,
+    SHOWN_USES,
+    Inventory,
     serve_checks,
     serve_inventory,
-    survey,
     tell_engine,
 )
 from llmgw.agent.preflight import Preflight
-from llmgw.core.node import FlagFound
+from llmgw.config.agent import Discovery, FabricConfig
+from llmgw.core.node import Disk, FabricFound, FlagFound, ForeignUse, Gpu
 from llmgw.engines.check import FlagFinding, FlagState
 from llmgw.engines.registry import open_engine
+from llmgw.host.gpus import GpusFound
+from llmgw.wire import PROTOCOL, NodeWord, decode_from_agent, encode
 
 
 @pytest.mark.slow
 async def test_a_node_tells_what_it_has(tools, tmp_path):
     tools = replace(tools, settings=replace(tools.settings, folders=(tmp_path / "models",)))
-    node = await survey(tools)
+    node = await tools.hands.survey(tools)
     assert node.id == "n1"
     assert node.cores >= 1
     assert 0 < node.memory_available_gb <= node.memory_gb
@@ -34,10 +41,136 @@ async def test_a_node_tells_what_it_has(tools, tmp_path):
     found = {engine.engine: engine for engine in node.engines}
     assert found["fake"].program[1:] == ("-m", "fake_engine")
     assert (found["fake"].checked, found["fake"].version) == (False, None)
+    assert 0 < node.memory_foreign_gb <= node.memory_gb - node.memory_available_gb
+    assert (node.gpus, node.gpu_driver, node.fabrics, node.labels) == (None, None, (), {})
+
+
+async def test_a_node_tells_its_labels_and_its_time(tools):
+    tools = replace(tools, engines={}, settings=replace(tools.settings, labels={"rack": "r7"}))
+    node = await Inventory(wall=lambda: 1234.5).survey(tools)
+    assert (node.labels, node.clock) == ({"rack": "r7"}, 1234.5)
+
+
+class Cards:
+    """GPUs that a test sets."""
+
+    def __init__(self, **found):
+        self.found = GpusFound(**found)
+
+    def read(self, ours):
+        return self.found
+
+
+async def test_of_very_many_that_use_a_gpu_the_largest_are_named(tools):
+    uses = tuple(ForeignUse(memory_gb=float(number), pid=number) for number in range(1, 101))
+    inventory = Inventory(gpus=Cards(gpus=(replace(GPU, foreign=uses),)))
+    (gpu,) = (await inventory.survey(replace(tools, engines={}))).gpus
+    assert [use.pid for use in gpu.foreign] == [*range(100, 100 - SHOWN_USES + 1, -1), None]
+    assert sum(use.memory_gb for use in gpu.foreign) == sum(use.memory_gb for use in uses)
+
+
+@pytest.mark.slow
+async def test_a_node_reports_while_its_gpu_driver_hangs(tools):
+    """Else work on the node would make the node look dead."""
+    free, cards = threading.Event(), Cards(gpus=(GPU,))
+
+    def hang(ours):
+        free.wait()
+        return cards.found
+
+    inventory, tools = Inventory(gpus=cards), replace(tools, engines={})
+    assert (await inventory.survey(tools)).gpus == (GPU,)
+    cards.read = hang
+    try:
+        with trio.fail_after(60):
+            assert (await inventory.survey(tools)).id == "n1"
+    finally:
+        free.set()
+
+
+EXAMPLE = Path(__file__).parents[3] / "examples" / "fake-inventory.yaml"
+GPU = Gpu(uuid="GPU-1", index=0, gpu_class="a-1g", name="A", memory_gb=1.0, memory_used_gb=0.0)
+
+
+async def test_a_node_tells_its_gpus_and_what_is_the_matter_with_them_once_in_the_log(tools, caplog):
+    cards = Cards(gpus=(GPU,), driver="580.1", problem="a card is lost")
+    inventory, tools = Inventory(gpus=cards), replace(tools, engines={})
+    for _ in range(3):
+        node = await inventory.survey(tools)
+    assert (node.gpus, node.gpu_driver) == ((GPU,), "580.1")
+    assert "a card is lost" in node.warnings
+    assert caplog.text.count("a card is lost") == 1
+    assert await inventory.look_at_gpus(tools) == cards.found
+    cards.found = GpusFound()
+    node = await inventory.survey(tools)
+    assert (node.gpus, node.gpu_driver) == ((), None)
+    assert "a card is lost" not in node.warnings
+
+
+FAKE = """
+gpus: [{class: h100-80g, count: 8, nvlink: all}]
+driver: "580.1"
+cores: 128
+cpu_flags: [sse2]
+memory_gb: 2000
+memory_foreign_gb: 50
+disks: [{path: /srv, free_gb: 1, total_gb: 2}]
+fabrics: {ib-a: {address: 127.0.0.1, interface: lo}}
+"""
+
+
+def with_a_fake(tools, tmp_path, text):
+    (tmp_path / "fake.yaml").write_text(text)
+    settings = replace(
+        tools.settings,
+        discovery=Discovery(fake=tmp_path / "fake.yaml"),
+        fabrics={"ib-a": FabricConfig(hcas=("mlx5_0",))},
+    )
+    return replace(tools, engines={}, settings=settings)
+
+
+async def test_a_fake_inventory_stands_in_for_the_whole_machine(tools, tmp_path):
+    tools = with_a_fake(tools, tmp_path, FAKE)
+    node = await tools.hands.survey(tools)
+    assert [(gpu.uuid, gpu.gpu_class) for gpu in node.gpus] == [(f"GPU-n1-{index}", "h100-80g") for index in range(8)]
+    assert (node.gpu_driver, node.cores, node.cpu_flags) == ("580.1", 128, {"sse2"})
+    assert (node.memory_gb, node.memory_available_gb, node.memory_foreign_gb) == (2000, 1950, 50)
+    assert node.disks == (Disk(path="/srv", free_gb=1, total_gb=2),)
+    fabric = FabricFound(name="ib-a", interface="lo", address="127.0.0.1", hcas=("mlx5_0",))
+    assert node.fabrics == await tools.hands.look_at_fabrics(tools) == (fabric,)
+    assert len((await tools.hands.look_at_gpus(tools)).gpus) == 8
+
+
+async def test_all_that_a_node_says_of_itself_can_be_sent(tools, tmp_path):
+    tools = with_a_fake(tools, tmp_path, EXAMPLE.read_text())
+    tools = replace(tools, settings=replace(tools.settings, labels={"rack": "r7"}))
+    node = await tools.hands.survey(tools)
+    said = decode_from_agent(encode(NodeWord(node=node, applied=None)), PROTOCOL)
+    assert said == NodeWord(node=node, applied=None)
+
+
+async def test_a_fake_inventory_may_change_while_the_agent_runs(tools, tmp_path):
+    tools = with_a_fake(tools, tmp_path, "memory_foreign_gb: 7\ngpus: [{class: h100-80g}]")
+    node = await tools.hands.survey(tools)
+    assert (node.memory_foreign_gb, node.gpus[0].foreign) == (7, ())
+    assert node.memory_gb > 0
+    (tmp_path / "fake.yaml").write_text("gpus: [{class: h100-80g, foreign: [{memory_gb: 72, pid: 47, name: other}]}]")
+    (gpu,) = (await tools.hands.survey(tools)).gpus
+    assert gpu.foreign == (ForeignUse(memory_gb=72.0, pid=47, name="other"),)
+
+
+@pytest.mark.skipif(platform.machine() not in {"x86_64", "AMD64"}, reason="of processors of this kind alone")
+async def test_a_processor_without_avx2_is_warned_of_in_the_report_and_once_in_the_log(tools, tmp_path, caplog):
+    tools = with_a_fake(tools, tmp_path, "cpu_flags: [sse2]")
+    for _ in range(2):
+        node = await tools.hands.survey(tools)
+    (warning,) = node.warnings
+    assert "no AVX2" in warning
+    assert caplog.text.count(warning) == 1
 
 
 async def find_fake(tools):
-    return next(found for found in (await survey(tools)).engines if found.engine == "fake")
+    return next(found for found in (await tools.hands.survey(tools)).engines if found.engine == "fake")
 
 
 @pytest.mark.slow
@@ -126,7 +259,7 @@ async def test_an_engine_that_can_not_be_tried_is_told_of_once_and_the_others_ar
 
 
 async def test_an_engine_that_can_not_be_looked_for_keeps_no_node_from_reporting(tools):
-    node = await survey(with_a_bad_engine(tools, 1))
+    node = await tools.hands.survey(with_a_bad_engine(tools, 1))
     assert [engine.engine for engine in node.engines] == ["fake"]
 
 
@@ -178,7 +311,7 @@ def test_of_many_flags_the_worst_are_told_and_none_of_them_at_length():
 async def test_an_engine_without_a_program_is_not_reported(tools, alter, monkeypatch):
     monkeypatch.setenv("PATH", "/nowhere")
     altered = alter(embedded=None)
-    assert "fake" not in {engine.engine for engine in (await survey(altered)).engines}
+    assert "fake" not in {engine.engine for engine in (await altered.hands.survey(altered)).engines}
 
 
 def spoil(path, how):

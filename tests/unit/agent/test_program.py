@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmgw.agent.program import run
-from llmgw.config.agent import AgentConfig, NodeTls, ServerAddress
-from llmgw.errors import UsageError
+from llmgw.config.agent import AgentConfig, Discovery, NodeTls, ServerAddress
+from llmgw.errors import ConfigError, UsageError
 from llmgw.host.state import hold_state
 from llmgw.pki.authority import certificate_pem, issue_node, key_pem, make_authority
 
@@ -29,6 +30,18 @@ def config(tmp_path: Path) -> AgentConfig:
 def test_certificates_that_are_none_are_told_at_once(config: AgentConfig) -> None:
     with pytest.raises(UsageError, match=r"\.pem"):
         run(config)
+    assert not config.state.exists()
+
+
+def test_a_fake_inventory_that_is_wrong_is_told_at_once(config: AgentConfig, tmp_path: Path) -> None:
+    fake = tmp_path / "fake.yaml"
+    fake.write_text("gpus: [{class: h100-80g, cuont: 8}]\ncore: 1\n")
+    with pytest.raises(ConfigError) as caught:
+        run(replace(config, discovery=Discovery(fake=fake)))
+    assert [str(problem) for problem in caught.value.problems] == [
+        f"{fake}:1:26 gpus[0].cuont: unknown key (count?)",
+        f"{fake}:2:1 core: unknown key (cores?)",
+    ]
     assert not config.state.exists()
 
 

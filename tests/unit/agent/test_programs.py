@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from llmgw.agent.machine import Machine
 from llmgw.agent.programs import LONGEST_PAUSE, RETRY_SECONDS, Programs, find_program
 from llmgw.engines.types import Embedded
 from llmgw.errors import EngineFailed
@@ -71,8 +72,8 @@ def test_without_an_embedded_program_only_the_binary_is_named(engine):
         find_program(engine, {})
 
 
-def programs_of(tmp_path, retry_seconds=1e9):
-    return Programs(marker_prefix=f"{tmp_path}:", retry_seconds=retry_seconds)
+def programs_of(state, retry_seconds=1e9):
+    return Programs(Machine(state), retry_seconds=retry_seconds)
 
 
 def asked(binary):
@@ -126,7 +127,7 @@ async def test_a_broken_program_is_left_alone_for_a_while_and_tried_again(engine
 @pytest.mark.slow
 async def test_a_program_that_can_not_start_is_tried_ever_more_rarely(engine, binary, tmp_path, mock_clock):
     binary.write_text(f"#!/bin/sh\necho x >> {binary.parent}/asked\nexit 3\n")
-    programs, program = Programs(marker_prefix=f"{tmp_path}:"), (str(binary),)
+    programs, program = programs_of(tmp_path, RETRY_SECONDS), (str(binary),)
     pauses, tried_at = [], mock_clock.current_time()
     await programs.check(engine, program)
     for _ in range(80):
@@ -153,7 +154,7 @@ async def test_one_that_was_undecided_is_tried_ever_more_rarely_too(engine, bina
     def fail(launch):
         raise ZeroDivisionError("a plugin's fault")
 
-    programs, program = Programs(marker_prefix=f"{tmp_path}:"), (str(binary),)
+    programs, program = programs_of(tmp_path, RETRY_SECONDS), (str(binary),)
     # (Engine answers for a plugin that raises; this is one that llmgw has no answer for.)
     engine.build_command = fail
     found = await programs.check(engine, program, again=True)
@@ -175,7 +176,7 @@ async def test_one_that_only_does_not_know_our_flags_is_tried_again_when_it_has_
     binary.write_text(
         f"#!/bin/sh\necho x >> {binary.parent}/asked\n[ $1 = --help ] && printf '{text}' || echo fake_engine 1.0\n"
     )
-    programs, program = Programs(marker_prefix=f"{tmp_path}:"), (str(binary),)
+    programs, program = programs_of(tmp_path, RETRY_SECONDS), (str(binary),)
     found = await programs.check(engine, program)
     assert found.starts
     assert "llmgw passes --model" in found.broken
@@ -316,7 +317,7 @@ async def test_a_probe_that_is_given_up_is_ended_and_bears_the_folders_marker(en
     binary.write_text("#!/bin/sh\nsleep 600\n")
     prefix = f"{tmp_path}:"
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(Programs(marker_prefix=prefix).check, engine, (str(binary),))
+        nursery.start_soon(programs_of(tmp_path).check, engine, (str(binary),))
         with trio.fail_after(60):
             while not find_marked(f"{prefix}probe-1:"):  # noqa: ASYNC110 - another process
                 await trio.sleep(0.01)

@@ -18,8 +18,10 @@ import trio
 
 from llmgw.agent.shards import CAUSE_LINES, SHOWN_LINES, run_shard
 from llmgw.core.model import Lora, ModelName, Task
+from llmgw.core.node import FabricFound, ForeignUse, Gpu
 from llmgw.core.replica import Load, ShardState
-from llmgw.engines import BROKEN, Cause, CauseKind, Problem
+from llmgw.engines import BROKEN, Cause, CauseKind, Fabric, Problem
+from llmgw.host.gpus import GpusFound
 from llmgw.host.http import get
 from llmgw.host.ports import Ports
 from llmgw.host.process import read_stat
@@ -218,10 +220,10 @@ class Kills:
                 await trio.sleep(0.01)
 
 
-async def test_an_engine_that_the_kernel_killed_for_memory_says_so(tools, make_spec):
+async def test_an_engine_that_the_kernel_killed_for_memory_says_so(make_spec, with_hands):
     kills = Kills()
     spec = make_spec("--print-line", "ImportError: libx.so.1: cannot open shared object")
-    async with living(spec, replace(tools, count_oom_kills=kills)) as life:
+    async with living(spec, with_hands(count_oom_kills=kills)) as life:
         ready = await life.wait_state(R)
         kills.count += 1
         os.kill(ready.pid, signal.SIGKILL)
@@ -233,9 +235,9 @@ async def test_an_engine_that_the_kernel_killed_for_memory_says_so(tools, make_s
 
 @pytest.mark.parametrize("code", [0, 1])
 @pytest.mark.parametrize("words", [(), ("--print-line", "giving up: a worker is dead")], ids=["silent", "generic"])
-async def test_an_engine_that_ends_because_its_worker_was_killed_for_memory_says_so(tools, make_spec, code, words):
+async def test_an_engine_that_ends_because_its_worker_was_killed_for_memory_says_so(make_spec, code, words, with_hands):
     kills = Kills()
-    async with living(make_spec(*words), replace(tools, count_oom_kills=kills)) as life:
+    async with living(make_spec(*words), with_hands(count_oom_kills=kills)) as life:
         ready = await life.wait_state(R)
         kills.count += 1
         # It notices late.
@@ -245,10 +247,10 @@ async def test_an_engine_that_ends_because_its_worker_was_killed_for_memory_says
     assert end.cause.startswith("killed by the kernel's OOM killer")
 
 
-async def test_a_worker_that_is_killed_for_memory_while_it_loads_is_told_too(tools, make_spec, tmp_path):
+async def test_a_worker_that_is_killed_for_memory_while_it_loads_is_told_too(make_spec, tmp_path, with_hands):
     kills = Kills()
     spec = make_spec("--bind-when", str(tmp_path / "never"))
-    async with living(spec, replace(tools, count_oom_kills=kills)) as life:
+    async with living(spec, with_hands(count_oom_kills=kills)) as life:
         loading = await life.wait_state(G)
         await kills.wait_asked()
         kills.count += 1
@@ -258,10 +260,10 @@ async def test_a_worker_that_is_killed_for_memory_while_it_loads_is_told_too(too
     assert end.cause.startswith("killed by the kernel's OOM killer")
 
 
-async def test_what_its_log_names_counts_more_than_a_kill_of_another(tools, make_spec):
+async def test_what_its_log_names_counts_more_than_a_kill_of_another(make_spec, with_hands):
     kills = Kills()
     spec = make_spec("--print-line", "fatal: the weights are corrupt")
-    async with living(spec, replace(tools, count_oom_kills=kills)) as life:
+    async with living(spec, with_hands(count_oom_kills=kills)) as life:
         ready = await life.wait_state(R)
         kills.count += 1
         await post(ready.endpoint.port, "/fake/exit", b'{"code": 1}')
@@ -270,9 +272,9 @@ async def test_what_its_log_names_counts_more_than_a_kill_of_another(tools, make
 
 
 @pytest.mark.parametrize(("before", "after"), [(4, 4), (None, 5)])
-async def test_the_kernel_is_not_accused_without_a_kill(tools, make_spec, before, after):
+async def test_the_kernel_is_not_accused_without_a_kill(make_spec, before, after, with_hands):
     kills = Kills(before)
-    async with living(make_spec(), replace(tools, count_oom_kills=kills)) as life:
+    async with living(make_spec(), with_hands(count_oom_kills=kills)) as life:
         ready = await life.wait_state(R)
         kills.count = after
         os.kill(ready.pid, signal.SIGKILL)
@@ -280,9 +282,9 @@ async def test_the_kernel_is_not_accused_without_a_kill(tools, make_spec, before
     assert "OOM killer" not in end.cause
 
 
-async def test_an_engine_that_we_killed_ourselves_was_not_killed_for_memory(tools, make_spec):
+async def test_an_engine_that_we_killed_ourselves_was_not_killed_for_memory(tools, make_spec, with_hands):
     kills = itertools.count()
-    counting = replace(tools, count_oom_kills=lambda: next(kills))
+    counting = with_hands(count_oom_kills=lambda: next(kills))
     async with living(make_spec("--deaf-to-term"), counting) as life:
         await life.wait_state(R)
     assert life.said[-1].state is E
@@ -621,6 +623,82 @@ async def test_an_engine_is_told_all_that_there_is_to_tell(tools, alter, make_sp
     assert launch.cache == str(tools.state.path / "cache")
     assert tools.state.cache.stat().st_mode & 0o777 == 0o700
     assert b"FAKE_ENV=yes" in environment
+
+
+def see(*uuids, **changes):
+    """A look that finds these GPUs, in this order."""
+    gpu = Gpu(uuid="", index=0, gpu_class="h100-80g", name="H100", memory_gb=80.0, memory_used_gb=0.0)
+
+    async def look_at_gpus(tools):
+        return GpusFound(gpus=tuple(replace(gpu, uuid=uuid, index=at, **changes) for at, uuid in enumerate(uuids)))
+
+    return look_at_gpus
+
+
+def read_environment(pid):
+    entries = (Path("/proc") / str(pid) / "environ").read_text().split("\0")
+    return dict(entry.partition("=")[::2] for entry in entries if entry)
+
+
+async def test_index_of_the_driver_and_of_the_launch_disagree_after_a_reboot_and_the_card_is_the_same(
+    make_spec, with_hands
+):
+    spec = replace(make_spec(), gpus=("GPU-b", "GPU-c"))
+    cards = []
+    for epoch, order in enumerate((("GPU-a", "GPU-b", "GPU-c"), ("GPU-c", "GPU-b", "GPU-a")), start=1):
+        async with living(replace(spec, epoch=epoch), with_hands(look_at_gpus=see(*order))) as life:
+            environment = read_environment((await life.wait_state(R)).pid)
+        assert environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+        cards.append([order[int(index)] for index in environment["CUDA_VISIBLE_DEVICES"].split(",")])
+    assert cards == [["GPU-b", "GPU-c"]] * 2
+
+
+async def test_no_card_is_shown_to_an_engine_that_none_is_booked_for(tools, make_spec, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5")
+    for gpus, shown in (((), ""), (None, "5")):
+        async with living(replace(make_spec(), gpus=gpus), tools) as life:
+            environment = read_environment((await life.wait_state(R)).pid)
+        assert environment["CUDA_VISIBLE_DEVICES"] == shown
+
+
+async def test_another_port_in_the_same_try_is_no_other_card(make_spec, tmp_path, with_hands):
+    tools = with_hands(look_at_gpus=see("GPU-a", "GPU-b"))
+    first, _ = tools.settings.engine_ports
+    spec = replace(make_spec("--bind-when", str(tmp_path / "taken")), gpus=("GPU-b",))
+    async with living(spec, tools) as life:
+        await life.wait(lambda report: report.endpoint is not None)
+        with socket.create_server(("127.0.0.1", first)):
+            (tmp_path / "taken").touch()
+            ready = await life.wait_state(R)
+        assert ready.endpoint.port == first + 1
+        assert read_environment(ready.pid)["CUDA_VISIBLE_DEVICES"] == "1"
+
+
+async def test_another_program_holds_the_card_and_the_engine_is_not_started(make_spec, with_hands):
+    notebook = ForeignUse(memory_gb=72.0, pid=4711, name="jupyter")
+    tools = with_hands(look_at_gpus=see("GPU-a", foreign=(notebook,)))
+    end, life = await run_to_end(replace(make_spec(), gpus=("GPU-a",)), tools)
+    assert life.states() == [L, E]
+    assert "in use by pid 4711 (jupyter): 72.0 GB" in end.cause
+    assert (end.kind, end.remedy) == (CauseKind.GPU_IN_USE, "end what uses it")
+
+
+async def test_shards_are_told_where_they_meet_and_over_what(tools, make_spec, with_hands, alter):
+    launches = []
+
+    def build_command(launch):
+        launches.append(launch)
+        return tools.engines["fake"].build_command(launch)
+
+    async def look_at_fabrics(tools):
+        return (FabricFound(name="ib-a", interface="ib0", address="10.0.0.2", hcas=("mlx5_0",)),)
+
+    both = replace(with_hands(look_at_fabrics=look_at_fabrics), engines=alter(build_command=build_command).engines)
+    spec = replace(make_spec(), rank=1, count=2, fabric="ib-a", rendezvous="10.0.0.1:29500")
+    async with living(spec, both) as life:
+        await life.wait_state(R)
+    assert launches[-1].fabric == Fabric(address="10.0.0.2", interface="ib0", hcas=("mlx5_0",))
+    assert launches[-1].rendezvous == "10.0.0.1:29500"
 
 
 async def test_a_cache_folder_that_can_not_be_made_ends_the_shard(tools, make_spec):

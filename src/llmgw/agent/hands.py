@@ -1,0 +1,176 @@
+"""How an agent touches its machine: each thread, process, file, socket and device of it, behind one Protocol.
+
+In life it is ``machine.Machine``. A simulation has hands of its own and runs all the rest of the agent as it is: no
+other room of a running agent may reach for the machine past them.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TypeVar, TypeVarTuple
+
+from llmgw.agent.preflight import Preflight
+from llmgw.core.effects import Desire
+from llmgw.core.model import Model
+from llmgw.core.node import FabricFound, Node
+from llmgw.core.replica import ShardId, ShardSpec
+from llmgw.engines.registry import Engine
+from llmgw.engines.types import Command
+from llmgw.host.gpus import GpusFound
+from llmgw.host.http import Reply
+from llmgw.host.process import Stat
+from llmgw.host.state import ShardRecord
+
+if TYPE_CHECKING:
+    from llmgw.agent.held import Tools
+
+Arguments = TypeVarTuple("Arguments")
+Result = TypeVar("Result")
+
+
+class Process(Protocol):
+    """An engine's process tree, started here or taken over."""
+
+    @property
+    def pid(self) -> int: ...
+
+    @property
+    def start_time(self) -> int: ...
+
+    async def wait_exit(self) -> int | None:
+        """Return when the leader has ended: its exit code, minus the signal, or None when nobody knows."""
+
+    async def stop(self, first: signal.Signals, grace_seconds: float) -> bool:
+        """End the whole tree: asked, and killed when it does not heed that. True once it is seen gone."""
+
+    async def find_alive(self) -> Collection[int]:
+        """The pids of all that still lives of the tree, whether or not its leader does."""
+
+    def close(self) -> None:
+        """Let go of the process without touching it."""
+
+
+class Log(Protocol):
+    """What an engine prints. Everything here blocks."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def read_new(self) -> list[str]:
+        """The complete lines since the last call. Raises OSError."""
+
+    def cap(self) -> None:
+        """Keep what there is in bounds. Raises OSError."""
+
+    def read_last(self, count: int) -> tuple[str, ...]:
+        """The last ``count`` lines, the unfinished one included."""
+
+
+class State(Protocol):
+    """What an agent must still know after its own death (``host.state.StateFolder``). What it does blocks; writing
+    raises OSError with a ``filename``."""
+
+    @property
+    def cache(self) -> Path: ...
+
+    def hold(self) -> AbstractContextManager[None]:
+        """Keep a second agent off it. Raises UsageError."""
+
+    def make(self) -> None:
+        """Create what is missing. Raises UsageError."""
+
+    def make_cache(self) -> Path:
+        """The folder for what engines keep over restarts. Raises OSError."""
+
+    def marker(self, spec: ShardSpec) -> str:
+        """What the processes of this shard carry."""
+
+    def marker_prefix(self) -> str:
+        """How every marker of this state begins."""
+
+    def write(self, record: ShardRecord) -> None:
+        """Replace what is known of a shard that runs."""
+
+    def remove(self, shard: ShardId) -> None:
+        """Forget a shard. Raises nothing."""
+
+    def read(self) -> list[ShardRecord]:
+        """Every shard that ran when this was last written."""
+
+    def write_desired(self, desire: Desire) -> None:
+        """Remember the set that is to run here."""
+
+    def log_path(self, shard: ShardId) -> Path:
+        """Where the shard's engine writes."""
+
+    def open_log(self, path: Path, hide: Callable[[str], str]) -> Log:
+        """A reader of that from its beginning; ``hide`` takes out of each line what nobody is to read."""
+
+    def prune_logs(self, in_use: set[Path]) -> None:
+        """Remove the oldest logs of engines that run no more."""
+
+
+class Hands(Protocol):
+    """What an agent does to its machine and asks of it. What is not async blocks, unless it says so: it is called by
+    ``run``."""
+
+    @property
+    def state(self) -> State: ...
+
+    async def run(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
+        """Do what blocks while others go on. A cancellation comes before it or after it, never between."""
+
+    async def survey(self, tools: Tools) -> Node:
+        """The node as it is now."""
+
+    async def look_at_gpus(self, tools: Tools) -> GpusFound:
+        """Its GPUs as they are now."""
+
+    async def look_at_fabrics(self, tools: Tools) -> tuple[FabricFound, ...]:
+        """The networks that it was declared to be on, as they are now."""
+
+    def find_program(self, engine: Engine, binaries: Mapping[str, str]) -> tuple[str, ...]:
+        """What is run for the engine before any flag, with these as configured. Raises EngineFailed."""
+
+    def stamp_program(self, engine: Engine, program: tuple[str, ...]) -> tuple[int, ...]:
+        """What differs once the program is another."""
+
+    async def examine(self, engine: Engine, program: tuple[str, ...], *, marker: str) -> Preflight:
+        """Try the program; what is started for that carries the marker, and is gone after."""
+
+    def check_sources(self, model: Model, engine: Engine) -> None:
+        """Raise EngineFailed when the engine can't be pointed at all that the model is made of."""
+
+    def choose_threads(self) -> int | None:
+        """How many an engine is to have; None: it may count for itself."""
+
+    def start(self, command: Command, *, log: Path, marker: str) -> Process:
+        """Start an engine that prints to a new log there. Raises OSError."""
+
+    def take_over(self, pid: int, start_time: int, marker: str) -> Process | None:
+        """Watch a process that an earlier agent started; None when it is not there any more. Does not block."""
+
+    def find_marked(self, prefix: str) -> Mapping[Stat, str]:
+        """The living processes whose marker begins so, and their markers."""
+
+    def read_boot_id(self) -> str:
+        """What differs after a reboot, when process numbers begin again."""
+
+    def count_oom_kills(self) -> int | None:
+        """How many the kernel has killed for want of memory until now; None where nobody counts."""
+
+    def is_free(self, port: int) -> bool:
+        """Whether an engine could listen there now. Does not block."""
+
+    def is_foreign(self, port: int, tree: set[int]) -> bool:
+        """Whether it is certain that a process other than these listens on the port."""
+
+    async def get(self, port: int, path: str) -> Reply | None:
+        """Ask an engine: REFUSED where nobody listens, None where somebody does and does not answer in HTTP. Waits as
+        long as the other side does: the caller has the deadline."""
+
+    async def post(self, port: int, path: str, body: object) -> Reply | None:
+        """The same for a POST of ``body`` as JSON."""
