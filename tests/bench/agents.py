@@ -21,6 +21,7 @@ from llmgw.core.node import Disk, EngineFound, Node, NodeId
 from llmgw.errors import LinkLost
 from llmgw.host.cpu import count_cores, read_cpu_flags, read_memory
 from llmgw.host.limits import raise_file_limit
+from llmgw.link.dial import TlsServer
 from llmgw.link.dialer import Dialer
 from llmgw.reactor.loop import Reactor
 
@@ -56,7 +57,8 @@ class Agent:
 
     def __init__(self, config: AgentConfig, machine: Node, reactor: Reactor) -> None:
         self._node = replace(machine, id=NodeId(config.node))
-        self._dialer = Dialer(config, reactor=reactor, find_port=lambda shard, epoch: "no_shard", version=__version__)
+        server = TlsServer(config, reactor=reactor, find_port=lambda shard, epoch: "no_shard")
+        self._dialer = Dialer(server, node=config.node, trunks=config.trunks, version=__version__)
         self._applied: int | None = None
 
     async def live(self, wait_seconds: float) -> None:

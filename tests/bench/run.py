@@ -17,6 +17,7 @@ from pathlib import Path
 from harness.cluster import run_cluster
 from harness.control import measure_crowd, measure_restart
 from harness.extras import measure_demo, measure_help, measure_memory
+from harness.fleet import measure_fleet
 from harness.goals import CLUSTER, Results, judge
 from harness.programs import Others, allow_files, choose_cpus, compile_program
 from harness.report import as_json, find_errors, render_rows, render_tables
@@ -40,6 +41,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--llmgw", type=Path, default=find_llmgw(), help="the llmgw to measure")
     parser.add_argument("--no-demo", action="store_true", help="leave `llmgw demo` out")
     parser.add_argument("--no-agents", action="store_true", help="leave out what many agents cost their server")
+    parser.add_argument("--no-fleet", action="store_true", help="leave out what the fleet's decisions cost")
     parser.add_argument("--strict", action="store_true", help="an unmet goal is a failure")
     return parser.parse_args(argv)
 
@@ -97,6 +99,9 @@ def run(site: Site, load: Path, servers: list[str], options: argparse.Namespace)
             extras |= try_demo(site)
     if CLUSTER in results and not options.no_agents:
         extras |= measure_agents(site, quick=options.quick)
+    if not options.no_fleet:
+        print("bench: decisions of the fleet", flush=True)
+        extras |= measure_fleet(nodes=40, models=20) if options.quick else measure_fleet(nodes=1000, models=200)
     return results, extras
 
 

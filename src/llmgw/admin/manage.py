@@ -36,7 +36,26 @@ class ToolCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     replica: str | None = None
 
 
-Body = TypeVar("Body", NewModels, ToolCheck)
+class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /placement."""
+
+    file: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    text: str
+
+
+class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /nodes/NAME/cordon."""
+
+    cordoned: bool
+
+
+class Labels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /nodes/NAME/labels; null takes a label away."""
+
+    labels: dict[str, str | None]
+
+
+Body = TypeVar("Body", NewModels, ToolCheck, WhatIf, Cordon, Labels)
 
 
 def create_app(management: Management, *, listen_host: str) -> QuartTrio:
@@ -57,15 +76,29 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
 
     @app.get("/status")
     async def status() -> Response:
-        return _answer(management.status())
+        return _answer(await management.status())
 
     @app.get("/nodes")
     async def nodes() -> Response:
-        return _answer({"nodes": management.nodes()})
+        return await _answer_at_length({"nodes": await management.nodes()})
+
+    @app.post("/nodes/<name>/cordon")
+    async def cordon(name: str) -> Response:
+        asked = await _read_body(Cordon)
+        return _answer(await management.cordon(name, cordoned=asked.cordoned))
+
+    @app.post("/nodes/<name>/labels")
+    async def label(name: str) -> Response:
+        asked = await _read_body(Labels)
+        return _answer(await management.label(name, asked.labels))
+
+    @app.delete("/nodes/<name>")
+    async def remove_node(name: str) -> Response:
+        return _answer(await management.remove_node(name))
 
     @app.get("/engines")
     async def engines() -> Response:
-        return _answer(management.engines())
+        return await _answer_at_length(await management.engines())
 
     @app.get("/models")
     async def models() -> Response:
@@ -78,6 +111,19 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
     @app.get("/models/<path:name>")
     async def model(name: str) -> Response:
         return _answer(management.model(name))
+
+    @app.get("/placement/<path:name>")
+    async def placement(name: str) -> Response:
+        return await _answer_at_length(await management.explain(name))
+
+    @app.post("/placement")
+    async def what_if() -> Response:
+        asked = await _read_body(WhatIf)
+        return await _answer_at_length({"models": await management.explain_what_if(asked.file, asked.text)})
+
+    @app.get("/decisions")
+    async def decisions() -> Response:
+        return _answer({"decisions": management.decisions()})
 
     @app.post("/models")
     async def add() -> Response:
@@ -135,6 +181,11 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
 
 def _answer(view: object, status: int = 200) -> Response:
     return Response(encode(view), status, content_type="application/json")
+
+
+async def _answer_at_length(view: object) -> Response:
+    # What grows with the fleet takes longer to write than a turn of the loop may.
+    return Response(await trio.to_thread.run_sync(encode, view), 200, content_type="application/json")
 
 
 def _refusal(refused: Refused) -> Response:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
 from llmgw.admin.views import (
     AddedModel,
+    DecisionView,
     EnginesView,
+    ExplanationView,
     ModelDetail,
     ModelView,
+    NodeMarks,
     NodeView,
     Reloaded,
     Removed,
+    RemovedNode,
     ReplicaView,
     StatusView,
     ToolsChecked,
@@ -30,16 +35,17 @@ class Refused(LlmgwError):  # noqa: N818 - named by what happens next, like all 
 
 
 class Management(Protocol):
-    """Everything that an operator can see and do. What looks is immediate; an act has been done when it returns.
+    """Everything that an operator can see and do. What looks shows one moment; an act has been done when it returns.
 
-    An act raises Refused, or ConfigError where the fault is in what was written.
+    What looks at every node waits for a thread, and never for the outside. An act raises Refused, or
+    ConfigError where the fault is in what was written.
     """
 
-    def status(self) -> StatusView: ...
+    async def status(self) -> StatusView: ...
 
-    def nodes(self) -> tuple[NodeView, ...]: ...
+    async def nodes(self) -> tuple[NodeView, ...]: ...
 
-    def engines(self) -> EnginesView: ...
+    async def engines(self) -> EnginesView: ...
 
     def models(self) -> tuple[ModelView, ...]: ...
 
@@ -49,6 +55,30 @@ class Management(Protocol):
 
     def model(self, name: str) -> ModelDetail:
         """By name or alias; Refused when there is none."""
+        ...
+
+    async def explain(self, name: str) -> ExplanationView:
+        """Where one more replica of this model would go now, and why; Refused when there is no such model."""
+        ...
+
+    async def explain_what_if(self, file: str, text: str) -> tuple[ExplanationView, ...]:
+        """The same of models that are only written; nothing changes."""
+        ...
+
+    def decisions(self) -> tuple[DecisionView, ...]:
+        """The last hundred, the newest first."""
+        ...
+
+    async def cordon(self, node: str, *, cordoned: bool) -> NodeMarks:
+        """Keep new replicas off a node, or no longer; the node need not be there."""
+        ...
+
+    async def label(self, node: str, changes: Mapping[str, str | None]) -> NodeMarks:
+        """Lay labels over the node's own; None takes one away."""
+        ...
+
+    async def remove_node(self, node: str) -> RemovedNode:
+        """Forget a node that is lost, or cordoned with nothing running; Refused for any other."""
         ...
 
     async def add(self, file: str, text: str, *, replace: bool) -> tuple[AddedModel, ...]:

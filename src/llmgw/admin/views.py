@@ -13,18 +13,21 @@ from typing import Any
 import msgspec
 
 from llmgw.core.model import Model
-from llmgw.core.node import Disk, EngineFound
+from llmgw.core.node import Disk, EngineFound, FabricFound, ForeignUse, MigInstance
+from llmgw.core.placement import Explanation
 from llmgw.core.rejection import Rejection
 from llmgw.dialects.toolcheck import Report
 
 
 class NodeState(StrEnum):
-    """How a node stands: ``silent`` has lost its link and has its lease to come back, ``lost`` had it."""
+    """How a node stands: ``silent`` has lost its link and has its lease to come back, ``lost`` had it. ``unseen`` has
+    never been here, and an operator has marked it."""
 
     READY = "ready"
     JOINING = "joining"
     SILENT = "silent"
     LOST = "lost"
+    UNSEEN = "unseen"
 
 
 class ModelStatus(StrEnum):
@@ -52,12 +55,48 @@ class Origin(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuView:
+    """A GPU, in the words of ``core.node.Gpu``; ``booked_by`` is the replica that has it."""
+
+    uuid: str
+    index: int
+    gpu_class: str
+    name: str
+    memory_gb: float
+    memory_used_gb: float
+    pci: str | None = None
+    temperature_c: float | None = None
+    utilization_percent: float | None = None
+    ecc_errors: int | None = None
+    nvlink_peers: tuple[str, ...] | None = None
+    mig: tuple[MigInstance, ...] | None = None
+    foreign: tuple[ForeignUse, ...] | None = None
+    broken: str | None = None
+    booked_by: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
-    """A node and its link. ``version`` is llmgw's own there; ``replicas`` are those that have not ended."""
+    """A node and its link. ``version`` is llmgw's own there; ``replicas`` are those that have not ended.
+
+    ``gpus_free`` counts those that no replica has and one could, ``classes`` are those that there are. ``labels`` are
+    the node's own with the operator's over them. ``clock_skew_seconds``: how far its clock is ahead of the server's.
+    ``warnings`` has all that is the matter with the machine in words, one line each, without figures that move.
+    """
 
     node: str
     state: NodeState
     connected: bool
+    cordoned: bool = False
+    labels: Mapping[str, str] | None = None
+    gpus: tuple[GpuView, ...] | None = None
+    gpus_free: int | None = None
+    gpu_driver: str | None = None
+    classes: tuple[str, ...] | None = None
+    fabrics: tuple[FabricFound, ...] | None = None
+    warnings: tuple[str, ...] | None = None
+    clock_skew_seconds: float | None = None
+    memory_foreign_gb: float | None = None
     peer: str | None = None
     heard_seconds_ago: float | None = None
     protocol: int | None = None
@@ -73,8 +112,22 @@ class NodeView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardView:
+    """One engine process of a replica: where it is and which GPUs (UUIDs) are booked for it."""
+
+    shard: str
+    node: str
+    rank: int
+    state: str
+    gpus: tuple[str, ...] | None = None
+    progress: str | None = None
+    cause: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaView:
-    """A replica. ``state`` is its shard's, or ``unreachable`` while its node is lost.
+    """A replica. ``state`` is that of all its shards together, or ``unreachable`` while a node of it is lost; ``node``
+    and ``shard`` are those of rank 0, which answers requests. ``fabric`` is what several nodes of it meet over.
 
     ``cause``, ``kind``, ``remedy`` and ``lines`` (the engine's last) are of one that failed: its state is ``ended``
     until its next try. ``context_length`` is how many tokens a request may have as the engine says,
@@ -103,6 +156,8 @@ class ReplicaView:
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     steps: int | None = None
+    fabric: str | None = None
+    shards: tuple[ShardView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +236,7 @@ class EnginesView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Concern:
-    """Something that an operator should look at: a node or a model, and what is the matter."""
+    """Something that an operator should look at: a node, a model or the store, and what is the matter."""
 
     kind: str
     name: str
@@ -189,8 +244,48 @@ class Concern:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassView:
+    """The GPUs of one class: those that a replica could have now, and all."""
+
+    free: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FabricView:
+    """The nodes of one fabric: those with all their GPUs free, those where the fabric is out of service, and all."""
+
+    whole_free: int
+    down: int
+    total: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrakeView:
+    """``lost`` of ``nodes`` nodes went together: nothing is stopped or placed anew for it before they are back, or so
+    many seconds. ``who`` are all that are lost now, ``held`` the replicas that wait there."""
+
+    lost: int
+    nodes: int
+    seconds_left: float
+    who: tuple[str, ...] = ()
+    held: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreView:
+    """Where accounts, models and marks are kept. ``failing``: why it can't be written now."""
+
+    kind: str
+    where: str
+    size_bytes: int | None = None
+    failing: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
-    """The whole in numbers; ``nodes``, ``models`` and ``replicas`` count by state."""
+    """The whole in numbers; ``nodes``, ``models`` and ``replicas`` count by state, ``classes`` and ``fabrics`` by
+    name. ``held_up`` says what keeps the fleet from placing anything at all."""
 
     version: str
     up_seconds: float
@@ -199,6 +294,11 @@ class StatusView:
     replicas: Mapping[str, int]
     memory_gb: float
     memory_booked_gb: float
+    classes: Mapping[str, ClassView]
+    fabrics: Mapping[str, FabricView]
+    store: StoreView
+    held_up: str | None = None
+    brake: BrakeView | None = None
     concerns: tuple[Concern, ...] = ()
 
 
@@ -218,6 +318,62 @@ class Removed:
 
     name: str
     declared: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMarks:
+    """What an operator has said of a node, as it is kept now: ``labels`` lie over the node's own, those in ``without``
+    are taken from it. ``known``: the node has been here; ``close`` is the name of one that was and is much like it.
+    ``running``: replicas that a cordoned node keeps."""
+
+    node: str
+    cordoned: bool
+    labels: Mapping[str, str]
+    known: bool
+    without: tuple[str, ...] = ()
+    running: tuple[str, ...] = ()
+    close: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemovedNode:
+    """A node that was removed. ``connected``: its agent is there and will register again. ``running``: replicas that
+    a lost one had, and may still have."""
+
+    node: str
+    connected: bool
+    running: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecisionView:
+    """A decision of the last hundred (``core.trace.Decision``), by its age."""
+
+    seconds_ago: float
+    model: str
+    why: str
+    replica: str | None = None
+    profile: str | None = None
+    nodes: tuple[str, ...] = ()
+    reasons: Mapping[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExplanationView:
+    """Why a model is where it is, or is nowhere, and what would come of one more replica now.
+
+    ``held_up`` says what keeps the fleet from placing anything at all. ``decisions`` are those about this model. Of one
+    that is only written ``what_if`` is true, and ``stops`` are the replicas that would make way for it first.
+    """
+
+    explanation: Explanation
+    wanted: int
+    most: int
+    what_if: bool = False
+    replicas: tuple[ReplicaView, ...] = ()
+    stops: tuple[str, ...] = ()
+    decisions: tuple[DecisionView, ...] = ()
+    held_up: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,8 +6,8 @@ Facts          model (what an operator writes), node (what a machine reports), r
 In and out     events (everything that can happen), effects (everything that can be asked for)
 Look-ups       catalog (a name or an alias to its model), topology (nodes and GPUs that sit close together)
 Decisions      scaling (how many, and when to try again), placement (where: filters say why not here, costs how dear it
-               is, unlock what would change a no), routing (which ready replica serves), breaker (which one is left alone
-               for a moment), brake (whether so many lost nodes can be believed)
+               is, unlock what would change a no), routing (which ready replica serves), breaker (which one is passed
+               over for a moment), brake (whether so many lost nodes can be believed)
 The machine    fleet: ``Fleet.handle(event, now) -> effects``, the only writer of what is desired; roster: its books
 Apart          sse: where events of an event stream begin and end
 

@@ -1,4 +1,4 @@
-"""Whether so many nodes went together that it is rather us who are cut off: then nothing is done about it for a while."""
+"""Whether so many nodes went together that it is rather us who are cut off: then they are waited for."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from llmgw.core.filters import Need, find_cards
 from llmgw.core.hosts import Host
-from llmgw.core.model import Profile
 from llmgw.core.node import NodeId
 from llmgw.core.topology import Pick, islands, pick_gpus
 
@@ -18,6 +17,9 @@ from llmgw.core.topology import Pick, islands, pick_gpus
 # that long for.
 FETCH_GB_PER_SECOND = 0.1
 UNKNOWN_FETCH_SECONDS = 600.0
+# A path is never fetched. A node where it was read is still the surer place, though not at the price of two replicas on
+# one node.
+PATH_SECONDS = 30.0
 # Small weights are not worth a second copy for the sake of the fleet's shape: where a node that holds them fits, it is
 # taken.
 LEAST_FETCH_SECONDS = 300.0
@@ -91,7 +93,7 @@ def bid(need: Need, fits: Sequence[Host]) -> Iterator[Bid]:
 
 def _offer(need: Need, hosts: Sequence[Host]) -> Iterator[Offer]:
     source, name, gpus, tp = need.model.source, need.model.name, need.gpus, need.profile.tp
-    fetch_seconds = _fetch_seconds(need.profile)
+    fetch_seconds = _fetch_seconds(need)
     for host in hosts:
         seconds = CROWDING_SECONDS * host.replicas.get(name, 0)
         if source not in host.holds:
@@ -110,10 +112,13 @@ def _offer(need: Need, hosts: Sequence[Host]) -> Iterator[Offer]:
             yield Offer(cost, len(host.free) - gpus, host.id, card_gb, gpu_class, host, pick)
 
 
-def _fetch_seconds(profile: Profile) -> float:
-    if profile.min_disk_gb is None:
+def _fetch_seconds(need: Need) -> float:
+    size_gb = need.profile.min_disk_gb
+    if need.model.source.startswith("/"):
+        return PATH_SECONDS
+    if size_gb is None:
         return UNKNOWN_FETCH_SECONDS
-    return max(profile.min_disk_gb / FETCH_GB_PER_SECOND, LEAST_FETCH_SECONDS)
+    return max(size_gb / FETCH_GB_PER_SECOND, LEAST_FETCH_SECONDS)
 
 
 def _join(offers: tuple[Offer, ...], fabric: str) -> Bid:
@@ -141,7 +146,7 @@ def score(need: Need, offers: Sequence[Offer]) -> Score:
     with_gpus = sum(need.gpus == 0 and bool(offer.host.node.gpus) for offer in offers)
     return Score(
         seconds=sum(offer.seconds for offer in offers),
-        fetch_seconds=fetching * _fetch_seconds(need.profile),
+        fetch_seconds=fetching * _fetch_seconds(need),
         crowding_seconds=crowding * CROWDING_SECONDS,
         whole_nodes_seconds=whole * WHOLE_NODE_SECONDS,
         straddling_seconds=straddling * STRADDLING_SECONDS,

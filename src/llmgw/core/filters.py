@@ -21,9 +21,10 @@ Check = Callable[["Need", Host], Reason | None]
 class Need:
     """What a profile asks of each of its nodes at this moment, worked out once for all of them.
 
-    ``gpus`` is how many of a node, ``gpu_class`` of which class, None of any one. ``fabric`` is the one that is looked
-    at, None any. ``newer`` are the keys that an old agent passes over. ``checks`` are those that this profile can fail,
-    in their order: what an operator must remove before what passes by itself.
+    ``gpus`` is how many of a node, ``gpu_class`` of which class, None of any one. ``blind``: nobody has looked for GPUs
+    on any node, and a profile that takes any runs with whatever is there. ``fabric`` is the one that is looked at, None
+    any. ``newer`` are the keys that an old agent passes over. ``checks`` are those that this profile can fail, in their
+    order: what an operator must remove before what passes by itself.
     """
 
     model: Model
@@ -31,6 +32,7 @@ class Need:
     backing_off: Mapping[NodeId, float]
     now: float
     fabric: str | None = None
+    blind: bool = False
     gpus: int = field(init=False)
     gpu_class: str | None = field(init=False)
     newer: tuple[str, ...] = field(init=False)
@@ -39,7 +41,8 @@ class Need:
     def __post_init__(self) -> None:
         profile = self.profile
         put = object.__setattr__
-        put(self, "gpus", profile.gpus_per_node)
+        takes_any = profile.gpu_class in (None, ANY_CLASS) and profile.gpu_memory_gb is None and profile.nodes == 1
+        put(self, "gpus", 0 if self.blind and takes_any else profile.gpus_per_node)
         put(self, "gpu_class", None if profile.gpu_class == ANY_CLASS else profile.gpu_class)
         put(self, "newer", newer_keys(self.model, profile))
         can_fail = (
@@ -61,6 +64,11 @@ class Need:
     def wait_seconds(self, host: Host) -> float:
         """How long this node is not tried again, because the last try there failed."""
         return self.backing_off.get(host.id, self.now) - self.now
+
+
+def is_blind(hosts: Iterable[Host]) -> bool:
+    """Nobody has looked for GPUs, on none of the nodes."""
+    return all(host.node.gpus is None for host in hosts)
 
 
 def find_reason(need: Need, host: Host) -> Reason | None:

@@ -31,13 +31,12 @@ from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName, launch_facts
 from llmgw.core.node import Gpu, Node, NodeId
 from llmgw.core.picture import FleetStatistics, picture
-from llmgw.core.placement import Explanation, Placement, Rejected, Verdict, explain, place
+from llmgw.core.placement import Placement, Rejected, Verdict, place
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import (
     MAY_FOLLOW,
     Load,
     Replica,
-    ReplicaId,
     Shard,
     ShardReport,
     ShardSpec,
@@ -164,10 +163,14 @@ class Fleet:
         # A load that is late already says nothing of when it will be done.
         return min(max(math.ceil(left if left > 0 else USUAL_LOAD_SECONDS), 1), LONGEST_RETRY_AFTER_SECONDS)
 
-    def explain(self, model: Model, now: float) -> Explanation:
-        """Where one more replica of this model would go now, whether or not the catalog has it, and all that is said
-        for and against each place."""
-        return explain(model, self._roster.hosts(), self._backing_off(model.name), now)
+    def hosts(self) -> tuple[Host, ...]:
+        """The nodes as placement sees them now, by id: with ``backing_off`` all that an answer depends on, for whoever
+        wants it explained somewhere else."""
+        return self._roster.hosts()
+
+    def backing_off(self, name: ModelName) -> dict[NodeId, float]:
+        """Until when each node is not tried again for this model, because it failed there."""
+        return {node: failures.until for (model, node), failures in self._failures.items() if model == name}
 
     def wanted(self, model: Model, now: float) -> int:
         """How many replicas there are to be now."""
@@ -182,7 +185,7 @@ class Fleet:
         """What keeps this fleet from placing anything at all; None when nothing does."""
         if self._expected:
             names = _few(sorted(self._expected))
-            wait = format_duration(max(self._settled_at - now, 0.0))
+            wait = format_duration(round(max(self._settled_at - now, 0.0)))
             return f"the server has begun anew and waits for what {names} run: {wait} at most"
         brake = self.brake(now)
         return None if brake is None else _describe(brake, now)
@@ -684,7 +687,7 @@ class Fleet:
         # books none. Its end plans this model again.
         there = sum(map(self._counts, self._roster.of(model.name))) - len(replaceable)
         for _ in range(min(lacking, model.scaling.max - there)):
-            verdict = place(model, self._roster.hosts(), self._backing_off(model.name), now)
+            verdict = place(model, self._roster.hosts(), self.backing_off(model.name), now)
             earlier = self._verdicts.get(model.name)
             self._verdicts[model.name] = verdict
             if isinstance(verdict, Rejected):
@@ -800,26 +803,23 @@ class Fleet:
     def _wait_for_room(self, model: Model, verdict: Rejected, earlier: Verdict | None, now: float) -> None:
         reasons = verdict.reasons()
         counts = {str(reason): number for reason, number in reasons.items()}
-        why = ", ".join(f"{number} {reason}" for reason, number in counts.items()) or "there is no node, or no profile"
+        why = verdict.counted() or "there is no node, or no profile"
         self.trace.add(Decision(at=now, model=model.name, why=why, reasons=counts))
         if Reason.BACKING_OFF in reasons:
             # The failure was announced, with the time of the next try.
-            waits = [until for until in self._backing_off(model.name).values() if until > now]
+            waits = [until for until in self.backing_off(model.name).values() if until > now]
             self._retry_at[model.name] = min(waits)
             return
         if reasons:
             self._look_again_at = min(self._look_again_at, now + BACKSTOP_SECONDS)
         # Numbers move with each report; only another reason is news.
         if reasons and (not isinstance(earlier, Rejected) or earlier.reasons() != reasons):
-            shown = verdict.rejections[:FEW]
-            more = len(verdict.rejections) - len(shown)
+            shown = verdict.first(FEW)
+            more = sum(reasons.values()) - len(shown)
             lines = [f"{no.node}, profile {no.profile!r}: {no.detail}" for no in shown]
             lines += [f"and {more} more; llmgw ctl explain-placement {model.name} shows all"] if more else []
             text = f"no node can run {model.name} now"
             self._effects.append(Announce(model=model.name, text=text, lines=tuple(lines), warning=True))
-
-    def _backing_off(self, name: ModelName) -> dict[NodeId, float]:
-        return {node: failures.until for (model, node), failures in self._failures.items() if model == name}
 
     def _announce(self, replica: Replica, text: str, *, lines: tuple[str, ...] = (), warning: bool = False) -> None:
         self._effects.append(Announce(model=replica.model, text=text, lines=lines, warning=warning))
@@ -848,7 +848,7 @@ def _word(score: Score) -> str:
 
 
 def _describe(brake: Brake, now: float) -> str:
-    wait = format_duration(max(brake.until - now, 0.0))
+    wait = format_duration(round(max(brake.until - now, 0.0)))
     return (
         f"the brake holds: {brake.lost} of {brake.nodes} nodes were lost together, so it may be this server that is "
         f"cut off. Nothing is stopped or placed anew for them before they are back, or for {wait}"

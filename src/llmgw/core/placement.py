@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
 from llmgw.core.costs import Bid, Offer, Score, bid, score
-from llmgw.core.filters import Need, describe, find_cards, find_reason, find_reasons
+from llmgw.core.filters import Need, describe, find_cards, find_reason, find_reasons, is_blind
 from llmgw.core.hosts import Host
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import NodeId
@@ -100,6 +100,11 @@ class Rejected:
         """How many times each reason was found; costs little."""
         return self._refusals.count()
 
+    def counted(self) -> str:
+        """The reasons in one line, the most frequent first, without a word on any node."""
+        found = sorted(self.reasons().items(), key=lambda each: -each[1])
+        return ", ".join(f"{count} {reason}" for reason, count in found)
+
 
 Verdict = Placement | Rejected
 
@@ -142,9 +147,10 @@ def place(model: Model, hosts: Sequence[Host], backing_off: Mapping[NodeId, floa
     the least; whatever the order of ``hosts``, the same.
     """
     by_id = sorted(hosts, key=attrgetter("id"))
+    blind = is_blind(by_id)
     refused: list[_Found] = []
     for profile in by_priority(model):
-        need = Need(model=model, profile=profile, backing_off=backing_off, now=now)
+        need = Need(model=model, profile=profile, backing_off=backing_off, now=now, blind=blind)
         fits = []
         for host in by_id:
             reason = find_reason(need, host)
@@ -171,8 +177,9 @@ def explain(model: Model, hosts: Sequence[Host], backing_off: Mapping[NodeId, fl
     by_id = sorted(hosts, key=attrgetter("id"))
     candidates: list[Candidate] = []
     ranked: list[tuple[Need, Bid]] = []
+    blind = is_blind(by_id)
     for profile in by_priority(model):
-        need = Need(model=model, profile=profile, backing_off=backing_off, now=now)
+        need = Need(model=model, profile=profile, backing_off=backing_off, now=now, blind=blind)
         look = _look_at_nodes if profile.nodes == 1 else _look_at_fabrics
         candidates += look(need, by_id)
         fits = [host for host in by_id if find_reason(need, host) is None]

@@ -215,7 +215,7 @@ class Roster:
         kept = set(sources)
         for name, held in self._holds.items():
             if not held <= kept:
-                held &= kept
+                held.intersection_update(kept)
                 self._make_anew(name)
 
     def _make_anew(self, name: NodeId) -> None:

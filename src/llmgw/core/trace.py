@@ -17,7 +17,7 @@ class Decision:
     """One answer of ``place``, at ``at`` seconds of the fleet's clock.
 
     ``replica`` and ``nodes`` are of one that was placed: by ``profile``, and ``why`` there. Of a refusal ``reasons``
-    counts the nodes by reason, and ``why`` is the smallest change that would unlock it.
+    counts the nodes by reason, which ``why`` has in words.
     """
 
     at: float

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from llmgw.core.filters import Need, count_gpus, find_reasons, needs_gb, shorten, small_disks, tell_foreign
+from llmgw.core.filters import Need, count_gpus, find_reasons, is_blind, needs_gb, shorten, small_disks, tell_foreign
 from llmgw.core.hosts import CRUMB_GB, Host, spare_gb
 from llmgw.core.model import ANY_CLASS, Model, Profile
 from llmgw.core.node import Gpu, NodeId
@@ -97,11 +97,12 @@ def find_unlock(model: Model, hosts: Sequence[Host], backing_off: Mapping[NodeId
     node.
     """
     classes = sorted({name for host in hosts for name in host.totals})
+    blind = is_blind(hosts)
     best: tuple[float, Unlock] | None = None
     for profile in sorted(model.profiles, key=lambda profile: -profile.priority):
         for written, edits in _write_classes(profile, classes):
             for fabric in _find_fabrics(written, hosts):
-                need = Need(model=model, profile=written, backing_off=backing_off, now=now, fabric=fabric)
+                need = Need(model=model, profile=written, backing_off=backing_off, now=now, fabric=fabric, blind=blind)
                 effort, unlock = _unlock(_Way(need, edits), hosts)
                 if best is None or effort < best[0]:
                     best = effort, unlock

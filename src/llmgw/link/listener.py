@@ -11,25 +11,22 @@ import logging
 import socket
 import ssl
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 
 import trio
 from trio_websocket import WebSocketRequest
 from wsproto.utilities import LocalProtocolError, ProtocolError
 
-from llmgw.core.events import NodeLost
 from llmgw.core.node import NodeId
 from llmgw.counters import Counters
 from llmgw.errors import LinkLost, LlmgwError
-from llmgw.link.agentlink import AgentLink, Agents, Pace
+from llmgw.link.agentlink import Agents, Pace
 from llmgw.link.control import Control, Tap
 from llmgw.link.handshake import Arrival, Floor, Rejection, Unwelcome, check_claim, linger, shake_hands, upgrade
 from llmgw.link.pending import Pending, Visit
+from llmgw.link.presence import LinkView, Presence
 from llmgw.link.refusals import Refusals
 from llmgw.link.revoked import Revoked
-from llmgw.link.sessions import Attention, Sessions
-from llmgw.link.sparing import SparingLog
 from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, Credentials, QuietTls, hand_over
 from llmgw.link.trunk import Trunks
 from llmgw.link.words import clean
@@ -44,19 +41,6 @@ CROWDED_SECONDS = 0.1
 # Of one node at once, in whatever state; an agent has one link, for a moment two, and a few trunks.
 LINKS_PER_NODE = 8
 TRUNKS_PER_NODE = 32
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LinkView:
-    """How the link of a node is, for whoever looks."""
-
-    node: NodeId
-    peer: str
-    connected: bool
-    heard_seconds_ago: float
-    protocol: int
-    version: str
-    trunks: int
 
 
 class AgentPort:
@@ -74,19 +58,23 @@ class AgentPort:
         pace: Pace,
         counters: Counters,
     ) -> None:
-        self._agents = agents
         self._credentials = credentials
         self._revoked = revoked
         self._trunks = trunks
         self._reactor = reactor
         self._pace = pace
-        self._sessions = Sessions(lease_seconds=lease_seconds)
+        self.presence = Presence(
+            agents,
+            trunks=trunks,
+            lease_seconds=lease_seconds,
+            pace=pace,
+            on_look=self._sweep,
+            on_lost=self._forget_serials,
+        )
         self._refusals = Refusals()
-        self._words = SparingLog(summary="%d more lines about the links of node %s within %g s; the last: %s")
         self._refused = counters.counter(
             "llmgw_agent_refusals_total", "Connections to the agents' port that were refused, or sent nonsense."
         )
-        self._links: set[AgentLink] = set()
         self._open: Counter[NodeId] = Counter()
         # The certificates that a node's trunks came with: they may differ from that of its link.
         self._trunk_serials: dict[NodeId, set[int]] = {}
@@ -95,30 +83,28 @@ class AgentPort:
 
     def links(self) -> tuple[LinkView, ...]:
         """Every node that was connected since the start."""
-        now = trio.current_time()
-        return tuple(
-            LinkView(
-                node=session.claim.node,
-                peer=session.claim.peer,
-                connected=connected,
-                heard_seconds_ago=max(0.0, now - heard_at),
-                protocol=session.claim.protocol,
-                version=session.claim.version,
-                trunks=self._trunks.count(session.claim.node),
-            )
-            for session, connected, heard_at in self._sessions.views()
-        )
+        return self.presence.views()
 
     def set_lease(self, seconds: float) -> None:
         """How long a node counts as there without a word, from here on; agents that are connected were told the old."""
-        self._sessions.lease_seconds = seconds
+        self.presence.set_lease(seconds)
+
+    def let_go(self, node: NodeId, reason: str) -> None:
+        """End the node's link, if it has one."""
+        self.presence.let_go(node, reason)
 
     def goaway(self, reason: str) -> None:
         """The server stops: tell every agent, and every one that still comes. What is open stays open."""
         self._stopping = reason
-        for link in self._links:
-            link.goaway(reason)
-        self._trunks.goaway()
+        self.presence.goaway(reason)
+
+    def _sweep(self) -> None:
+        """Let the log say what it withholds."""
+        self._refusals.sweep(trio.current_time())
+        self._trunks.sweep()
+
+    def _forget_serials(self, node: NodeId) -> None:
+        self._trunk_serials.pop(node, None)
 
     # -- for ever
 
@@ -147,41 +133,12 @@ class AgentPort:
             if evicted is None:
                 await self._pending.wait_room(CROWDED_SECONDS)
 
-    async def watch_silence(self) -> None:
-        """Ask links that are silent, report nodes that stay so, and let the log say what it withholds."""
-        attention = Attention(lease_seconds=self._sessions.lease_seconds, now=trio.current_time())
-        while True:
-            await trio.sleep(attention.look_seconds)
-            self._refusals.sweep(trio.current_time())
-            self._words.sweep(trio.current_time())
-            self._trunks.sweep()
-            for link in self._links:
-                link.look()
-            if attention.look(trio.current_time()):
-                for node in self._sessions.find_silent(trio.current_time()):
-                    await self._lose(node)
-
-    async def _lose(self, node: NodeId) -> None:
-        registered, session = self._sessions.lose(node, trio.current_time())
-        reason = f"nothing was heard of node {node} for {self._sessions.lease_seconds:g} s"
-        if session is not None:
-            # If it speaks again it has to dial, and to register with all that it runs.
-            session.end.cut(None, reason)
-        self._trunks.close_node(node, reason)
-        self._trunk_serials.pop(node, None)
-        if registered:
-            log.warning("%s: it counts as lost until it is back", reason)
-            await self._agents.report(NodeLost(node=node))
-
     async def watch_revoked(self) -> None:
         """End the links and trunks of what is revoked while they are open."""
         await self._revoked.watch(self._cut_revoked, poll_seconds=self._pace.poll)
 
     def _cut_revoked(self) -> None:
-        for link in self._links:
-            problem = self._revoked.explain(link.node, link.serial)
-            if problem is not None:
-                link.cut("revoked", problem)
+        self.presence.cut_revoked(self._revoked.explain)
         for node, serials in self._trunk_serials.items():
             problem = next(filter(None, (self._revoked.explain(node, serial) for serial in serials)), None)
             if problem is not None:
@@ -248,7 +205,7 @@ class AgentPort:
 
         take_over = functools.partial(hand_over, self._reactor, arrival.stream)
         try:
-            self._trunks.admit(node, take_over, refuse=functools.partial(self._sessions.refuse_token, node))
+            self._trunks.admit(node, take_over, refuse=functools.partial(self.presence.refuse_token, node))
         except OSError as error:
             raise Unwelcome(f"node {node}: no room for its trunk here: {error.strerror}") from error
         self._trunk_serials.setdefault(node, set()).add(serial)
@@ -271,25 +228,12 @@ class AgentPort:
             if limit.cancelled_caught:
                 raise Unwelcome(f"node {arrival.node}: it sent no upgrade request in time")
             self._pending.free(visit)
-            link = AgentLink(
-                Control(ws, tap, reading, peer=f"node {arrival.node}"),
-                arrival,
-                sessions=self._sessions,
-                agents=self._agents,
-                trunks=self._trunks,
-                pace=self._pace,
-                words=self._words,
-            )
-            problem = self._revoked.explain(arrival.node, arrival.serial)
-            if problem is not None:
-                link.cut("revoked", problem)
-            if self._stopping is not None:
-                link.cut("stopping", self._stopping)
-            self._links.add(link)
+            line = Control(ws, tap, reading, peer=f"node {arrival.node}")
             try:
-                await link.serve()
+                await self.presence.serve_link(
+                    line, arrival, revoked=self._revoked.explain(arrival.node, arrival.serial)
+                )
             finally:
-                self._links.discard(link)
                 reading.cancel_scope.cancel()
 
     def _check(self, request: WebSocketRequest, arrival: Arrival) -> Rejection | None:
@@ -354,7 +298,8 @@ async def serve_agents(
     )
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     async with listener, trio.open_nursery() as nursery:
-        nursery.start_soon(port.watch_silence)
+        nursery.start_soon(port.presence.watch_leases)
+        nursery.start_soon(port.presence.tell_silent)
         nursery.start_soon(port.watch_revoked)
         task_status.started(port)
         await port.accept(listener, nursery)

@@ -20,7 +20,8 @@ from llmgw.counters import Counters
 from llmgw.door.steps import Destination
 from llmgw.door.upstream import Dialer, Upstream, dial
 from llmgw.link.agentlink import Agents
-from llmgw.link.listener import AgentPort, LinkView, serve_agents
+from llmgw.link.listener import AgentPort, serve_agents
+from llmgw.link.presence import LinkView
 from llmgw.link.tls import Credentials
 from llmgw.link.trunk import Trunks
 from llmgw.reactor.loop import Reactor
@@ -72,6 +73,11 @@ class Cluster:
         self.lease_seconds = seconds
         if self.port is not None:
             self.port.set_lease(seconds)
+
+    def let_go(self, node: NodeId) -> None:
+        """End the link of a node that was removed: else it would talk on, and nobody would hear it."""
+        if self.port is not None:
+            self.port.let_go(node, f"node {node} was removed; it may register anew")
 
     def goaway(self, reason: str) -> None:
         """Tell the agents that the server stops."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import trio
 
+from llmgw.core.breaker import Breaker
 from llmgw.core.events import Demand
 from llmgw.core.identity import ANYONE, Caller
 from llmgw.core.model import Model
@@ -24,6 +25,7 @@ from llmgw.engines.registry import Engine
 from llmgw.engines.types import RequestRules
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
+from llmgw.units import printable
 
 log = logging.getLogger(__name__)
 
@@ -108,6 +110,7 @@ class FleetGateway:
         self._clock = clock
         self._in_flight: dict[ReplicaId, int] = {}
         self._routes: dict[ReplicaId, tuple[Endpoint, Route]] = {}
+        self._breaker = Breaker()
         self._requests = counters.counter(
             "llmgw_requests_total",
             "Requests that ended, by model, path, status and outcome.",
@@ -136,7 +139,7 @@ class FleetGateway:
 
     def choose(self, model: Model, without: Collection[str]) -> Route | None:
         ready = self._routable(model)
-        replica = ready[0] if len(ready) == 1 and not without else choose(ready, self._in_flight, without)
+        replica = ready[0] if len(ready) == 1 and not without else self._pick(ready, without)
         if replica is None or replica.endpoint is None:
             return None
         name = replica.id
@@ -146,7 +149,35 @@ class FleetGateway:
             return known[1]
         route = self._make_route(replica, replica.endpoint)
         self._routes[replica.id] = (replica.endpoint, route)
+        # what an earlier try was, this one need not be
+        self._breaker.clear(replica.id)
         return route
+
+    def _pick(self, ready: Sequence[Replica], without: Collection[str]) -> Replica | None:
+        """One of those that rest only when there is no other: better a slow answer than none."""
+        if self._breaker:
+            resting = self._list_resting(ready)
+            preferred = choose(ready, self._in_flight, {*without, *resting}) if resting else None
+            if preferred is not None:
+                return preferred
+        return choose(ready, self._in_flight, without)
+
+    def _list_resting(self, ready: Sequence[Replica]) -> list[ReplicaId]:
+        now = self._clock()
+        return [
+            replica.id
+            for replica in ready
+            if self._breaker.rests(replica.id, now) and self._routes[replica.id][0] is replica.endpoint
+        ]
+
+    def eject(self, route: Route, reason: str) -> None:
+        name = ReplicaId(route.replica)
+        if self._routes[name][1] is not route:
+            # late news of an earlier try
+            return
+        seconds = self._breaker.fail(name, self._clock())
+        if seconds is not None:
+            log.warning("%s is asked only if no other can be, for %g s: %s", name, seconds, printable(reason))
 
     def _make_route(self, replica: Replica, endpoint: Endpoint) -> Route:
         # The model as its engine was started with it: by now the catalog may name adapters that this one lacks.
@@ -218,8 +249,9 @@ class FleetGateway:
         message = f"The model {model.name} is loading; try again in {seconds} s."
         verdict = self._fleet.verdict(model.name)
         if isinstance(verdict, Rejected):
-            reasons = "; ".join(f"{each.node}: {each.detail}" for each in verdict.rejections)
-            message = f"The model {model.name} can't be placed now ({reasons or 'there is no node'})."
+            # What nodes there are, and what else runs there, is the operator's business.
+            reasons = verdict.counted() or "there is no node"
+            message = f"The model {model.name} can't be placed now ({reasons}); try again in {seconds} s."
         return Refusal(status=503, code="model_loading", message=message, retry_after=seconds)
 
     def pages(self) -> str | None:
@@ -230,6 +262,8 @@ class FleetGateway:
         model, usage = request.model, request.usage
         path = request.path if model is not None else "other"
         self._requests.add((model or "", path, str(request.status), request.outcome or Outcome.CRASHED), 1)
+        if self._breaker and request.outcome is Outcome.DONE and request.replica is not None:
+            self._breaker.clear(ReplicaId(request.replica))
         if usage is not None and model is not None:
             self._tokens.add((model, "prompt"), usage.prompt_tokens)
             self._tokens.add((model, "completion"), usage.completion_tokens)

@@ -1,10 +1,10 @@
-"""What the fleet and its links are, as the operator port shows it."""
+"""The models, replicas and engines, and what is the matter with any, as the operator port shows them."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 from llmgw.admin.views import (
     Concern,
@@ -18,74 +18,20 @@ from llmgw.admin.views import (
     Origin,
     PluginView,
     ReplicaView,
+    ShardView,
+    StoreView,
 )
-from llmgw.core.fleet import FleetStatistics, ModelStatistics, NodeStatistics
-from llmgw.core.node import NodeId
+from llmgw.core.node import Node, NodeId
+from llmgw.core.picture import FleetStatistics, ModelStatistics
 from llmgw.core.placement import Rejected
-from llmgw.core.replica import Replica, ShardState
+from llmgw.core.replica import Replica, Shard, ShardState
 from llmgw.engines.registry import Engine, Found
+from llmgw.server.machines import LinkFacts, find_ailments
 
 UNREACHABLE = "unreachable"
+# Nodes that are named with their reasons in one line.
+FEW = 4
 _ON_ITS_WAY = {ShardState.PLACED, ShardState.LAUNCHING, ShardState.LOADING}
-
-
-class LinkFacts(Protocol):
-    """What the listener knows of a node's link."""
-
-    @property
-    def node(self) -> NodeId: ...
-    @property
-    def peer(self) -> str: ...
-    @property
-    def connected(self) -> bool: ...
-    @property
-    def heard_seconds_ago(self) -> float: ...
-    @property
-    def protocol(self) -> int: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def trunks(self) -> int: ...
-
-
-def view_nodes(fleet: FleetStatistics, links: Iterable[LinkFacts]) -> tuple[NodeView, ...]:
-    """Every node that has a link, or has registered, by name."""
-    by_link: dict[str, LinkFacts] = {link.node: link for link in links}
-    registered: dict[str, NodeStatistics] = {each.node.id: each for each in fleet.nodes}
-    return tuple(
-        _view_node(name, registered.get(name), by_link.get(name)) for name in sorted(by_link.keys() | registered.keys())
-    )
-
-
-def _view_node(name: str, each: NodeStatistics | None, link: LinkFacts | None) -> NodeView:
-    node = each.node if each is not None else None
-    return NodeView(
-        node=name,
-        state=_judge_node(each, link),
-        connected=link is not None and link.connected,
-        peer=link.peer if link else None,
-        heard_seconds_ago=round(link.heard_seconds_ago, 1) if link else None,
-        protocol=link.protocol if link else None,
-        version=link.version if link else None,
-        trunks=link.trunks if link else None,
-        cores=node.cores if node else None,
-        memory_gb=node.memory_gb if node else None,
-        memory_available_gb=node.memory_available_gb if node else None,
-        memory_booked_gb=each.booked_gb if each else None,
-        disks=node.disks or None if node else None,
-        engines=node.engines if node else None,
-        replicas=tuple(replica.id for replica in each.replicas if replica.state is not ShardState.ENDED)
-        if each
-        else (),
-    )
-
-
-def _judge_node(each: NodeStatistics | None, link: LinkFacts | None) -> NodeState:
-    if each is not None and each.lost:
-        return NodeState.LOST
-    if link is not None and link.connected:
-        return NodeState.READY if each is not None else NodeState.JOINING
-    return NodeState.SILENT
 
 
 def view_engines(plugins: Found, nodes: Iterable[NodeView]) -> EnginesView:
@@ -131,12 +77,15 @@ def away_nodes(fleet: FleetStatistics, links: Iterable[LinkFacts]) -> frozenset[
 def view_replicas(fleet: FleetStatistics, now: float) -> tuple[ReplicaView, ...]:
     """By id, those included whose model is gone from the catalog."""
     lost = lost_nodes(fleet)
-    replicas = sorted((replica for node in fleet.nodes for replica in node.replicas), key=lambda replica: replica.id)
-    return tuple(_view_replica(replica, now, unreachable=_is_unreachable(replica, lost)) for replica in replicas)
+    # One of several nodes is there once for each of them.
+    found = {(replica.id, replica.epoch, replica.nodes): replica for node in fleet.nodes for replica in node.replicas}
+    return tuple(
+        _view_replica(replica, now, unreachable=_is_unreachable(replica, lost)) for _, replica in sorted(found.items())
+    )
 
 
 def _is_unreachable(replica: Replica, lost: frozenset[NodeId]) -> bool:
-    return replica.shard.node in lost and replica.state is not ShardState.ENDED
+    return not lost.isdisjoint(replica.nodes) and replica.state is not ShardState.ENDED
 
 
 def _view_replica(replica: Replica, now: float, *, unreachable: bool) -> ReplicaView:
@@ -164,11 +113,27 @@ def _view_replica(replica: Replica, now: float, *, unreachable: bool) -> Replica
         prompt_tokens=replica.load.prompt_tokens,
         cached_tokens=replica.load.cached_tokens,
         steps=replica.load.steps,
+        fabric=shard.fabric,
+        shards=tuple(_view_shard(each) for each in replica.shards),
+    )
+
+
+def _view_shard(shard: Shard) -> ShardView:
+    return ShardView(
+        shard=shard.spec.id,
+        node=shard.spec.node,
+        rank=shard.spec.rank,
+        state=str(shard.state),
+        gpus=shard.spec.gpus,
+        progress=shard.progress,
+        cause=shard.cause,
     )
 
 
 def view_model(each: ModelStatistics, lost: frozenset[NodeId], origin: Origin, where: str | None) -> ModelView:
     """``lost``: the nodes that requests can't go to."""
+    # Of a replica that was placed anew the earlier epoch is still there, on a node that is lost or has to stop it.
+    each = replace(each, replicas=tuple({replica.id: replica for replica in each.replicas}.values()))
     ready = sum(replica.state is ShardState.READY and not _is_unreachable(replica, lost) for replica in each.replicas)
     # One that failed counts until its next try: it is missing, not unwanted.
     counted = sum(replica.state is not ShardState.STOPPING for replica in each.replicas)
@@ -203,13 +168,13 @@ def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) ->
             return ModelStatus.FAILED, f"{replica.id} ended on {replica.shard.node}: {replica.cause}"
     for replica in each.replicas:
         if _is_unreachable(replica, lost):
-            return ModelStatus.UNREACHABLE, f"{replica.id} is on {replica.shard.node}, which is lost"
+            away = next(node for node in replica.nodes if node in lost)
+            return ModelStatus.UNREACHABLE, f"{replica.id} is on {away}, which is lost"
     for replica in each.replicas:
         if replica.state in _ON_ITS_WAY:
             return ModelStatus.LOADING, replica.progress
     if isinstance(each.verdict, Rejected):
-        reasons = "; ".join(f"{no.node}: {no.detail}" for no in each.verdict.rejections)
-        return ModelStatus.WAITING, reasons or "there is no node to run it"
+        return ModelStatus.WAITING, _tell_reasons(each.model.name, each.verdict)
     if any(replica.state is ShardState.STOPPING for replica in each.replicas):
         return ModelStatus.STOPPING, None
     if wanted:
@@ -217,24 +182,46 @@ def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) ->
     return (ModelStatus.ON_DEMAND if each.model.scaling.max else ModelStatus.STOPPED), None
 
 
-def find_concerns(nodes: Iterable[NodeView], models: Iterable[ModelView]) -> list[Concern]:
+def _tell_reasons(name: str, verdict: Rejected) -> str:
+    """A few nodes are named each with its reason; of many the reasons are counted."""
+    if sum(verdict.reasons().values()) <= FEW:
+        return "; ".join(f"{no.node}: {no.detail}" for no in verdict.rejections) or "there is no node to run it"
+    return f"no node can run it ({verdict.counted()}): `llmgw ctl explain-placement {name}` tells of each"
+
+
+def find_concerns(
+    nodes: Iterable[NodeView], machines: Mapping[NodeId, Node], models: Iterable[ModelView]
+) -> list[Concern]:
     """What an operator should look at. No figures that always move: they are no news to whoever watches."""
-    found = []
-    for node in nodes:
-        if node.state is NodeState.SILENT:
-            found.append(Concern(kind="node", name=node.node, message="silent: its link is down"))
-        elif node.state is NodeState.LOST:
-            found.append(Concern(kind="node", name=node.node, message="lost: not heard for longer than its lease"))
-        for each in node.engines or ():
-            if each.broken is not None:
-                message = f"{each.engine} can't be used ({' '.join(each.program)}): {each.broken}"
-                found.append(Concern(kind="node", name=node.node, message=message))
+    found = [
+        Concern(kind="node", name=node.node, message=message)
+        for node in nodes
+        for message in _concerns_of(node, machines.get(NodeId(node.node)))
+    ]
     for model in models:
         ailing = model.status is ModelStatus.READY and model.detail is not None
         if ailing or model.status in {ModelStatus.FAILED, ModelStatus.WAITING, ModelStatus.UNREACHABLE}:
             message = f"{model.status}: {model.detail}" if model.detail else str(model.status)
             found.append(Concern(kind="model", name=model.name, message=message))
     return found
+
+
+def _concerns_of(view: NodeView, node: Node | None) -> Iterator[str]:
+    if view.state is NodeState.SILENT:
+        yield "silent: its link is down"
+    elif view.state is NodeState.LOST:
+        yield "lost: not heard for longer than its lease"
+    elif node is not None:
+        # (what one that is away said last may be mended by now)
+        yield from find_ailments(node, view.clock_skew_seconds)
+    for each in view.engines or ():
+        if each.broken is not None:
+            yield f"{each.engine} can't be used ({' '.join(each.program)}): {each.broken}"
+
+
+def concerns_of_store(store: StoreView) -> Iterator[Concern]:
+    if store.failing is not None:
+        yield Concern(kind="store", name=store.where, message=store.failing)
 
 
 def count(states: Iterable[str]) -> Mapping[str, int]:

@@ -21,11 +21,12 @@ from pathlib import Path
 import trio
 
 from llmgw.admin.manage import create_app
+from llmgw.admin.views import StoreView
 from llmgw.config.addresses import show_listen
 from llmgw.config.changes import changed, take_changes
 from llmgw.config.load_server import LoadedServer, load_server
 from llmgw.config.server import Listen, ServerConfig
-from llmgw.core.events import NodesExpected
+from llmgw.core.events import NodesExpected, RulesChanged
 from llmgw.door.listener import bind
 from llmgw.engines.registry import Engine, find_engines
 from llmgw.errors import LlmgwError, only_ours
@@ -35,12 +36,16 @@ from llmgw.host.signals import stop_signals_of_a_server
 from llmgw.link.tls import Credentials, server_context
 from llmgw.server.agents import FleetAgents
 from llmgw.server.cluster import Cluster
+from llmgw.server.defining import Defining, Reread
 from llmgw.server.gateway import locate_by_trunk
-from llmgw.server.manage import Manage, Reread
+from llmgw.server.manage import Manage
+from llmgw.server.marking import Marking
 from llmgw.server.pages import serve_pages
+from llmgw.server.scheduler import Scheduler
 from llmgw.server.tools import ToolChecks
 from llmgw.server.tree import PAGES_DRAIN_SECONDS, ServerHalf, serve_server
-from llmgw.store import open_store
+from llmgw.store import KIND as STORE_KIND
+from llmgw.store import Store, open_store
 
 log = logging.getLogger(__name__)
 
@@ -106,8 +111,9 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             created=int(time.time()),
             write_log=write_err,
         )
+        agents = FleetAgents(half.scheduler, store.nodes, counters=half.counters)
         cluster = Cluster(
-            agents=FleetAgents(half.scheduler, store.nodes, counters=half.counters),
+            agents=agents,
             agents_at=sockets.agents,
             credentials=credentials,
             revoked=config.agent_tls.revoked_file,
@@ -124,20 +130,26 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             locate=locate_by_trunk,
             links=cluster.links,
         )
+        marking = Marking(
+            half.scheduler, store.nodes, links=cluster.links, forgotten=agents.forget, let_go=cluster.let_go
+        )
+        defining = Defining(
+            half.scheduler,
+            engines=engines,
+            store=store.models,
+            declared=loaded.definitions,
+            reread=reread.read,
+        )
         manage = Manage(
             half.scheduler,
             plugins=plugins,
-            store=store.models,
-            declared=loaded.definitions,
-            links=cluster.links,
-            reread=reread.read,
+            defining=defining,
+            marking=marking,
+            skews=agents.skews,
+            describe_store=functools.partial(_describe_store, store),
             check_tools=tools.check,
         )
-        known = frozenset(await store.nodes.list())
-        # What these run is theirs to say, before anything is started in its place.
-        until = trio.current_time() + SETTLE_SECONDS
-        await half.scheduler.post(NodesExpected(nodes=known, until=until))
-        await manage.load()
+        await _load(half.scheduler, config, marking, defining)
         async with trio.open_nursery() as root:
             stopping = trio.Event()
             root.start_soon(_watch_signals, stopping, half)
@@ -151,10 +163,29 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
                 max_connections=MAX_OPERATORS,
             )
             await root.start(operators)
-            log.warning("serving clients at %s; %s", half.base_url, _describe(sockets, len(known)))
+            log.warning("serving clients at %s; %s", half.base_url, _describe(sockets, len(marking.seen())))
             await stopping.wait()
             await half.drain(half.config.timeouts.drain)
             root.cancel_scope.cancel()
+
+
+async def _load(scheduler: Scheduler, config: ServerConfig, marking: Marking, defining: Defining) -> None:
+    """Tell the fleet all that is known, before any agent or client is let in."""
+    async with trio.open_nursery() as loading:
+        # There may be more nodes than an inbox holds.
+        await loading.start(scheduler.serve)
+        await scheduler.post(_rules(config))
+        await marking.load()
+        # What these run is theirs to say, before anything is started in its place.
+        until = trio.current_time() + SETTLE_SECONDS
+        await scheduler.post(NodesExpected(nodes=marking.seen(), until=until))
+        await defining.load()
+        loading.cancel_scope.cancel()
+
+
+def _describe_store(store: Store) -> StoreView:
+    condition = store.condition
+    return StoreView(kind=STORE_KIND, where=store.path, size_bytes=condition.size_bytes, failing=condition.failing)
 
 
 def _describe(sockets: Sockets, known: int) -> str:
@@ -165,6 +196,10 @@ def _describe(sockets: Sockets, known: int) -> str:
     )
     nodes = f", {known} known" if known else ""
     return f"agents dial {agents}{nodes}; llmgw ctl asks {operators}"
+
+
+def _rules(config: ServerConfig) -> RulesChanged:
+    return RulesChanged(replace_after=config.fleet.replace_after, brake=config.fleet.brake)
 
 
 async def _watch_signals(stopping: trio.Event, half: ServerHalf) -> None:
@@ -208,10 +243,11 @@ class Rereading:
         )
         applied, needs_restart = changed(self.config, found.config)
 
-        def apply() -> None:
+        async def apply() -> None:
             self.config = take_changes(self.config, found.config)
             self.half.reconfigure(self.config)
             self.cluster.set_lease(self.config.fleet.lease)
+            await self.half.scheduler.post(_rules(self.config))
 
         return Reread(
             file=str(self.path),

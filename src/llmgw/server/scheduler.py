@@ -13,7 +13,6 @@ import trio
 from llmgw.core.effects import Announce, Desire, Effect, WakeAt
 from llmgw.core.events import Event, Wakeup
 from llmgw.core.fleet import Fleet
-from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
 from llmgw.units import printable
 
@@ -105,8 +104,8 @@ class Scheduler:
                     if at < self._wake_at:
                         self._wake_at = at
                         self._set_alarm()
-                case Announce(model=model):
-                    self._announce(model, effect)
+                case Announce():
+                    self._announce(effect)
                 case _:
                     assert_never(effect)
 
@@ -118,9 +117,10 @@ class Scheduler:
                 # its link may be lost for this; every other node's must not be
                 log.exception("node %s can't be told what to run", desire.node)
 
-    def _announce(self, model: ModelName, announced: Announce) -> None:
+    def _announce(self, announced: Announce) -> None:
         level = logging.WARNING if announced.warning else logging.INFO
         # an agent's words, and an engine's, are in it
         text = "\n    ".join(map(printable, (announced.text, *announced.lines[-SHOWN_LINES:])))
-        log.log(level, "%s: %s", printable(model), text)
+        about = "" if announced.model is None else f"{printable(announced.model)}: "
+        log.log(level, "%s%s", about, text)
         self.stir()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmgw import __version__
-from llmgw.core.fleet import FleetStatistics, ModelStatistics, NodeStatistics
+from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import Replica, ShardState
 from llmgw.web.snapshot import ModelShown, ModelState, NodeShown, Snapshot
@@ -63,6 +63,7 @@ def _judge(each: ModelStatistics, best: Replica | None) -> tuple[ModelState, str
     if best is not None and best.state is not ShardState.STOPPING:
         return ModelState.LOADING, best.progress or str(best.state), ()
     if isinstance(each.verdict, Rejected):
-        reasons = "; ".join(f"{rejection.node}: {rejection.detail}" for rejection in each.verdict.rejections)
-        return ModelState.FAILED, reasons or "there is no node to run it", ()
+        # Anybody may see this page: `llmgw ctl explain-placement` tells of each node.
+        reasons = each.verdict.counted()
+        return ModelState.FAILED, f"no node can run it: {reasons}" if reasons else "there is no node to run it", ()
     return ModelState.STOPPED, None, ()

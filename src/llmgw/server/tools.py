@@ -8,9 +8,10 @@ import trio
 
 from llmgw.admin.management import Refused
 from llmgw.admin.views import Origin, ToolsChecked
-from llmgw.core.fleet import Fleet, ModelStatistics
+from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, Task
 from llmgw.core.node import NodeId
+from llmgw.core.picture import ModelStatistics
 from llmgw.core.replica import Endpoint, Replica, ShardState
 from llmgw.dialects.toolcheck import (
     CHAT_PATH,
@@ -28,7 +29,8 @@ from llmgw.door.steps import Destination
 from llmgw.door.upstream import Pool
 from llmgw.engines.registry import Engine
 from llmgw.server.asking import ask_engine
-from llmgw.server.looking import LinkFacts, away_nodes, view_model
+from llmgw.server.looking import away_nodes, view_model
+from llmgw.server.machines import LinkFacts
 
 # Each takes a place in an engine for as long as it lasts.
 MAX_CHECKS = 4

@@ -1,4 +1,5 @@
-"""What is still known after a restart: the models that were added while the server ran, and the nodes it saw."""
+"""What is still known after a restart: the models that were added while the server ran, the nodes it saw, and what an
+operator said of them."""
 
 from __future__ import annotations
 
@@ -6,13 +7,15 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from llmgw.store.database import open_database
+from llmgw.store.database import Condition, open_database
 from llmgw.store.faults import StoreBusy, StoreFailed
 from llmgw.store.lanes import Lanes, Threads
 from llmgw.store.models import Models, StoredModel
-from llmgw.store.nodes import Nodes
+from llmgw.store.nodes import Nodes, StoredNode
 
-__all__ = ["Store", "StoreBusy", "StoreFailed", "StoredModel", "open_store"]
+__all__ = ["KIND", "Condition", "Store", "StoreBusy", "StoreFailed", "StoredModel", "StoredNode", "open_store"]
+
+KIND = "sqlite"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +23,12 @@ class Store:
     """The tables of an open store. What a method has returned from is stored, whatever ends the process then.
 
     All raise StoreFailed when the disk or the file is at fault, and nothing of that call is stored then; StoreBusy,
-    which is one of them, when too much waits to be written.
+    which is one of them, when too much waits to be written. ``path`` is that of its file, and ``condition`` how that
+    was when it was last written: it changes as the store is used.
     """
 
+    path: str
+    condition: Condition
     models: Models
     nodes: Nodes
 
@@ -36,4 +42,4 @@ async def open_store(address: str, *, lanes: Lanes | None = None) -> AsyncIterat
     it done on the spot.
     """
     async with open_database(address, lanes or Threads()) as database:
-        yield Store(models=Models(database), nodes=Nodes(database))
+        yield Store(path=database.path, condition=database.condition, models=Models(database), nodes=Nodes(database))

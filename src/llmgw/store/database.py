@@ -6,7 +6,8 @@ import logging
 import sqlite3
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar, cast
 from urllib.parse import quote
@@ -30,13 +31,22 @@ BUSY_SECONDS = 5.0
 CLOSE_SECONDS = 10.0
 
 
+@dataclass(slots=True, kw_only=True)
+class Condition:
+    """How the file was when it was last written: its size with what lies beside it, and why that could not be done."""
+
+    size_bytes: int
+    failing: str | None = None
+
+
 class Database:
-    """What the tables are read and written through."""
+    """What the tables are read and written through. ``condition`` is there to be looked at."""
 
-    __slots__ = ("_lanes", "_path", "_reader", "_writer")
+    __slots__ = ("_lanes", "_reader", "_writer", "condition", "path")
 
-    def __init__(self, path: str, reader: Reader, writer: Writer, lanes: Lanes) -> None:
-        self._path = path
+    def __init__(self, path: str, reader: Reader, writer: Writer, lanes: Lanes, condition: Condition) -> None:
+        self.path = path
+        self.condition = condition
         self._reader = reader
         self._writer = writer
         self._lanes = lanes
@@ -50,14 +60,14 @@ class Database:
         write = Write(act)
         await self._writer.put(write)
         if write.error is not None:
-            raise explain(write.error, self._path)
+            raise explain(write.error, self.path)
         return cast("T", write.value)
 
     async def read(self, act: Callable[[sqlite3.Connection], T]) -> T:
         """What ``act`` returned, from all that is committed. Raises StoreFailed for a fault of the disk or the file."""
 
         def run() -> T:
-            with explained(self._path):
+            with explained(self.path):
                 return self._reader.read(act)
 
         return await self._lanes.run(run, may_leave=True)
@@ -98,8 +108,9 @@ async def open_database(
     path = read_address(address)
     stack = ExitStack()
 
-    def enter() -> tuple[sqlite3.Connection, Reader, Held]:
-        return stack.enter_context(_connect(path, migrations, busy_seconds))
+    def enter() -> tuple[sqlite3.Connection, Reader, Held, Condition]:
+        entered = stack.enter_context(_connect(path, migrations, busy_seconds))
+        return *entered, Condition(size_bytes=_measure(path))
 
     def commit(writes: Sequence[Write]) -> None:
         try:
@@ -109,6 +120,9 @@ async def open_database(
                 write.error = StoreFailed(error.message)
         else:
             commit_together(connection, writes)
+        # Here, for a look at a disk may block, and whoever wants to know may not.
+        condition.failing = _find_fault(writes, str(path))
+        condition.size_bytes = _measure(path)
 
     def end() -> None:
         try:
@@ -116,16 +130,31 @@ async def open_database(
         except Exception:
             log.exception("the store %s did not close in good order", path)
 
-    connection, reader, held = await lanes.run(enter)
+    connection, reader, held, condition = await lanes.run(enter)
     # What ends it is the writer's from now on: even if this were never left, nothing is closed while it is in use.
     writer = lanes.start_writer(commit, end)
     try:
-        yield Database(str(path), reader, writer, lanes)
+        yield Database(str(path), reader, writer, lanes, condition)
     finally:
         with trio.move_on_after(close_seconds, shield=True) as scope:
             await writer.close()
         if scope.cancelled_caught:
             log.error("the store %s does not answer: what waited to be written may be lost", path)
+
+
+def _find_fault(writes: Sequence[Write], path: str) -> str | None:
+    """What a fault of the disk or the file among them is called; other errors are their callers'."""
+    errors = (explain(write.error, path) for write in writes if write.error is not None)
+    return next((str(error) for error in errors if isinstance(error, StoreFailed)), None)
+
+
+def _measure(path: Path) -> int:
+    """In bytes. A part that is gone counts nothing: whoever writes next is told."""
+    total = 0
+    for part in (path, path.with_name(f"{path.name}-wal")):
+        with suppress(OSError):
+            total += part.stat().st_size
+    return total
 
 
 @contextmanager

@@ -24,7 +24,16 @@ def _stored_models_and_seen_nodes(tables: Database) -> None:
     tables.create_table("nodes", nodes, pk="id", not_null=set(nodes))
 
 
-MIGRATIONS: tuple[Migration, ...] = (_stored_models_and_seen_nodes,)
+def _marks_of_nodes(tables: Database) -> None:
+    # Rows are kept for nodes that were never seen as well, and SQLite takes no "not null" off a column.
+    tables.execute("alter table nodes rename to seen_nodes")
+    nodes = {"id": str, "first_seen": float, "last_seen": float, "cordoned": int, "labels": str}
+    tables.create_table("nodes", nodes, pk="id", not_null={"id", "cordoned", "labels"})
+    tables.execute("insert into nodes select id, first_seen, last_seen, 0, '{}' from seen_nodes")
+    tables.execute("drop table seen_nodes")
+
+
+MIGRATIONS: tuple[Migration, ...] = (_stored_models_and_seen_nodes, _marks_of_nodes)
 
 
 def check_ours(connection: sqlite3.Connection, path: str, known: int) -> int:

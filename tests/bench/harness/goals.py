@@ -17,6 +17,11 @@ CLUSTER = "llmgw-cluster"
 MOST = {
     "1,000 agents with heartbeats: server CPU, % of a core": 10.0,
     "1,000 agents: server memory each, KiB": 64.0,
+    "1,000 nodes x 8 GPUs, 200 models: one decision that finds a place, ms": 8.0,
+    "1,000 nodes x 8 GPUs, 200 models: one decision that finds none, ms": 8.0,
+    "1,000 nodes x 8 GPUs, 200 models: all planned anew, s": 2.0,
+    "1,000 nodes x 8 GPUs, 200 models: the longest turn, ms": 10.0,
+    "1,000 nodes x 8 GPUs, 200 models: from a freed GPU to the word to launch, ms": 1000.0,
 }
 
 

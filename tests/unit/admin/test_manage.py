@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +16,28 @@ from llmgw.admin.manage import BODY_SECONDS, MAX_BODY_BYTES, create_app
 from llmgw.admin.management import Refused
 from llmgw.admin.views import (
     AddedModel,
+    DecisionView,
     EnginesView,
+    ExplanationView,
     LeftOut,
     ModelDetail,
     ModelStatus,
     ModelView,
     NodeEngines,
+    NodeMarks,
     NodeState,
     NodeView,
     Origin,
     Reloaded,
     Removed,
+    RemovedNode,
     ReplicaView,
     StatusView,
+    StoreView,
     ToolsChecked,
 )
 from llmgw.core.model import Model, ModelName
+from llmgw.core.placement import Explanation
 from llmgw.dialects.toolcheck import Report, Verdict
 from llmgw.errors import ConfigError, LlmgwError, Problem
 
@@ -48,6 +55,12 @@ REPLICA = ReplicaView(
     seconds_in_state=2.0,
 )
 
+EXPLAINED = ExplanationView(
+    explanation=Explanation(model=ModelName("org/m"), placement=None, runner_up=None, candidates=(), unlock=None),
+    wanted=1,
+    most=2,
+)
+
 
 class Script:
     """Answers, or raises what it was told to, and remembers what it was asked."""
@@ -61,17 +74,26 @@ class Script:
         if self.fails is not None:
             raise self.fails
 
-    def status(self) -> StatusView:
+    async def status(self) -> StatusView:
         self._note("status")
         return StatusView(
-            version="1.2.3", up_seconds=1.0, nodes={}, models={}, replicas={}, memory_gb=0.0, memory_booked_gb=0.0
+            version="1.2.3",
+            up_seconds=1.0,
+            nodes={},
+            models={},
+            replicas={},
+            memory_gb=0.0,
+            memory_booked_gb=0.0,
+            classes={},
+            fabrics={},
+            store=StoreView(kind="sqlite", where="/x.db"),
         )
 
-    def nodes(self) -> tuple[NodeView, ...]:
+    async def nodes(self) -> tuple[NodeView, ...]:
         self._note("nodes")
         return (NodeView(node="n1", state=NodeState.READY, connected=True),)
 
-    def engines(self) -> EnginesView:
+    async def engines(self) -> EnginesView:
         self._note("engines")
         return EnginesView(
             plugins=(),
@@ -90,6 +112,30 @@ class Script:
     def model(self, name: str) -> ModelDetail:
         self._note("model", name)
         return ModelDetail(model=MODEL, definition=Model(name=ModelName("org/m"), source="/m"))
+
+    async def explain(self, name: str) -> ExplanationView:
+        self._note("explain", name)
+        return EXPLAINED
+
+    async def explain_what_if(self, file: str, text: str) -> tuple[ExplanationView, ...]:
+        self._note("explain_what_if", file, text)
+        return (EXPLAINED,)
+
+    def decisions(self) -> tuple[DecisionView, ...]:
+        self._note("decisions")
+        return (DecisionView(seconds_ago=2.0, model="org/m", why="uncordon n1", reasons={"cordoned": 1}),)
+
+    async def cordon(self, node: str, *, cordoned: bool) -> NodeMarks:
+        self._note("cordon", node, cordoned)
+        return NodeMarks(node=node, cordoned=cordoned, labels={}, known=True)
+
+    async def label(self, node: str, changes: Mapping[str, str | None]) -> NodeMarks:
+        self._note("label", node, dict(changes))
+        return NodeMarks(node=node, cordoned=False, labels={"zone": "a"}, known=False, without=("rack",))
+
+    async def remove_node(self, node: str) -> RemovedNode:
+        self._note("remove_node", node)
+        return RemovedNode(node=node, connected=False)
 
     async def add(self, file: str, text: str, *, replace: bool) -> tuple[AddedModel, ...]:
         self._note("add", file, text, replace)
@@ -192,6 +238,75 @@ async def test_engines_are_answered_with_what_is_left_out(client: Client, script
         "nodes": [{"node": "n1", "state": "joining"}],
     }
     assert script.asked == [("engines",)]
+
+
+async def test_a_model_is_explained_by_a_name_with_a_slash(client: Client, script: Script) -> None:
+    told = await (await client.get("/placement/org/m", headers=HERE)).get_json()
+    assert told == {
+        "explanation": {"model": "org/m", "candidates": []},
+        "wanted": 1,
+        "most": 2,
+        "what_if": False,
+        "replicas": [],
+        "stops": [],
+        "decisions": [],
+    }
+    await client.get("/placement/org%2Fm", headers=HERE)
+    assert script.asked == [("explain", "org/m")] * 2
+
+
+async def test_a_definition_is_explained_that_is_only_sent(client: Client, script: Script) -> None:
+    body = {"file": "m.yaml", "text": "name: m"}
+    told = await (await client.post("/placement", json=body, headers=HERE)).get_json()
+    assert [view["wanted"] for view in told["models"]] == [1]
+    assert script.asked == [("explain_what_if", "m.yaml", "name: m")]
+
+
+async def test_the_last_decisions_are_answered(client: Client) -> None:
+    told = await (await client.get("/decisions", headers=HERE)).get_json()
+    assert told == {
+        "decisions": [
+            {"seconds_ago": 2.0, "model": "org/m", "why": "uncordon n1", "nodes": [], "reasons": {"cordoned": 1}}
+        ]
+    }
+
+
+async def test_nodes_are_marked_and_removed(client: Client, script: Script) -> None:
+    marked = await client.post("/nodes/n1/cordon", json={"cordoned": True}, headers=HERE)
+    assert await marked.get_json() == {
+        "node": "n1",
+        "cordoned": True,
+        "labels": {},
+        "known": True,
+        "without": [],
+        "running": [],
+    }
+    labelled = await client.post("/nodes/n1/labels", json={"labels": {"zone": "a", "rack": None}}, headers=HERE)
+    assert (await labelled.get_json())["without"] == ["rack"]
+    removed = await client.delete("/nodes/n1", headers=HERE)
+    assert await removed.get_json() == {"node": "n1", "connected": False, "running": []}
+    assert script.asked == [("cordon", "n1", True), ("label", "n1", {"zone": "a", "rack": None}), ("remove_node", "n1")]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/nodes/n1/cordon", b"{}"),
+        ("/nodes/n1/cordon", b'{"cordoned": 1}'),
+        ("/nodes/n1/cordon", b'{"cordoned": true, "why": "x"}'),
+        ("/nodes/n1/labels", b'{"labels": {"zone": 1}}'),
+        ("/nodes/n1/labels", b'{"labels": ["zone"]}'),
+        ("/placement", b'{"file": "", "text": "name: m"}'),
+        ("/placement", b'{"file": "m.yaml"}'),
+    ],
+)
+async def test_a_body_that_says_something_else_marks_nothing(
+    client: Client, script: Script, path: str, body: bytes
+) -> None:
+    error = await error_of(
+        await client.post(path, data=body, headers={**HERE, "Content-Type": "application/json"}), 400
+    )
+    assert (error["code"], script.asked) == ("invalid_request", [])
 
 
 async def test_tools_are_checked_at_any_replica_or_the_one_that_is_named(client: Client, script: Script) -> None:
@@ -300,6 +415,11 @@ async def test_another_method_is_told_which_there_are(client: Client, method: st
         lambda client, headers: client.get("/status", headers=headers),
         lambda client, headers: client.post("/reload", headers=headers),
         lambda client, headers: client.delete("/models/m", headers=headers),
+        lambda client, headers: client.delete("/nodes/n1", headers=headers),
+        lambda client, headers: client.post("/nodes/n1/cordon", json={"cordoned": True}, headers=headers),
+        lambda client, headers: client.post("/nodes/n1/labels", json={"labels": {"a": "b"}}, headers=headers),
+        lambda client, headers: client.post("/placement", json={"file": "m", "text": ""}, headers=headers),
+        lambda client, headers: client.get("/placement/m", headers=headers),
         lambda client, headers: client.get("/nothing", headers=headers),
         lambda client, headers: client.open("/models", method="OPTIONS", headers=headers),
     ],
@@ -350,7 +470,8 @@ async def test_a_failure_that_is_meant_for_the_operator_is_told(client: Client, 
 def test_every_code_has_its_line_in_the_docs() -> None:
     root = Path(__file__).parents[3]
     server = root / "src/llmgw/server"
-    rooms = [*(root / "src/llmgw/admin").glob("*.py"), server / "manage.py", server / "tools.py"]
+    names = ("acts", "defining", "marking", "names", "tools")
+    rooms = [*(root / "src/llmgw/admin").glob("*.py"), *(server / f"{name}.py" for name in names)]
     codes = {code for room in rooms for code in re.findall(r'code="([a-z_]+)"', room.read_text())}
     page = (root / "docs/ctl.md").read_text()
     assert codes == set(re.findall(r"^\| [0-9]{3} \| `([a-z_]+)` \|", page, re.MULTILINE))

@@ -2,7 +2,18 @@ from __future__ import annotations
 
 import json
 
-from llmgw.admin.views import ModelDetail, ModelStatus, ModelView, NodeEngines, NodeState, NodeView, Origin, encode
+from llmgw.admin.views import (
+    GpuView,
+    ModelDetail,
+    ModelStatus,
+    ModelView,
+    NodeEngines,
+    NodeMarks,
+    NodeState,
+    NodeView,
+    Origin,
+    encode,
+)
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import Disk, EngineFound, FlagFound
 
@@ -17,6 +28,7 @@ def test_what_is_not_known_is_absent() -> None:
         "node": "n1",
         "state": "silent",
         "connected": False,
+        "cordoned": False,
         "memory_gb": 1.5,
         "replicas": [],
     }
@@ -79,3 +91,27 @@ def test_what_came_of_trying_a_binary_is_told_whole() -> None:
             "flags_ok": 3,
         }
     ]
+
+
+def test_peers_that_are_not_known_are_absent_and_none_of_them_is_none() -> None:
+    gpus = tuple(
+        GpuView(
+            uuid=f"GPU-{n}",
+            index=n,
+            gpu_class="h100-80g",
+            name="H100",
+            memory_gb=85.0,
+            memory_used_gb=0.0,
+            nvlink_peers=peers,
+        )
+        for n, peers in enumerate((None, ()))
+    )
+    told = json.loads(encode(NodeView(node="n1", state=NodeState.READY, connected=True, gpus=gpus)))
+    assert ["nvlink_peers" in gpu for gpu in told["gpus"]] == [False, True]
+    assert told["gpus"][1]["nvlink_peers"] == []
+
+
+def test_labels_that_are_taken_away_are_told_by_name() -> None:
+    marks = NodeMarks(node="n1", cordoned=False, labels={"zone": "a"}, known=True, without=("rack",))
+    told = json.loads(encode(marks))
+    assert (told["labels"], told["without"]) == ({"zone": "a"}, ["rack"])

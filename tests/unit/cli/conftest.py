@@ -34,6 +34,7 @@ class Plugin:
         return EngineInfo(
             title="Toy",
             default_binary=self.binary,
+            cpu=True,
             sources=frozenset({SourceKind.FILE}),
             file_suffixes=(".toy", ".gguf"),
         )

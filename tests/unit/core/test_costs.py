@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -30,6 +31,15 @@ def test_a_node_that_holds_the_weights_and_runs_nothing_costs_nothing() -> None:
 @pytest.mark.parametrize(("min_disk_gb", "seconds"), [(None, 600.0), (140.0, 1400.0), (0.5, 300.0)])
 def test_weights_have_to_be_fetched_for_as_long_as_that_takes(min_disk_gb: float | None, seconds: float) -> None:
     assert the_score(a_host(), min_disk_gb=min_disk_gb) == Score(seconds=seconds, fetch_seconds=seconds)
+
+
+def test_a_path_is_not_fetched_and_a_second_replica_goes_to_another_node() -> None:
+    need = a_need()
+    read = a_host("n1", holds=frozenset({"/m.gguf"}), replicas={M: 1})
+    need = replace(need, model=replace(need.model, source="/m.gguf"))
+    assert min(bid(need, [read, a_host("n2")])).ids == ("n2",)
+    assert score(need, min(bid(need, [a_host("n2")])).offers) == Score(seconds=30.0, fetch_seconds=30.0)
+    assert min(bid(need, [replace(read, replicas={}), a_host("n0")])).ids == ("n1",)
 
 
 def test_replicas_of_the_same_model_crowd() -> None:

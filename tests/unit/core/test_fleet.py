@@ -27,7 +27,7 @@ from llmgw.core.events import (
 from llmgw.core.fleet import BACKSTOP_SECONDS, DEMAND_SECONDS, FEW, HOSTS_A_TURN, UNHEARD_SECONDS, Fleet
 from llmgw.core.model import Model, ModelName, Profile, Scaling
 from llmgw.core.node import EngineFound, FabricFound, Gpu, Node, NodeId
-from llmgw.core.placement import Placement, Rejected
+from llmgw.core.placement import Placement, Rejected, explain
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import Endpoint, Load, Replica, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.core.scaling import wanted
@@ -1307,14 +1307,15 @@ def test_each_answer_is_kept_with_its_reason() -> None:
     )
 
 
-def test_a_model_is_explained_whether_or_not_it_is_in_the_catalog() -> None:
-    fleet, _ = a_fleet(a_model(least=0))
-    found_place = fleet.explain(a_model("other"), 1.0).placement
-    assert found_place is not None
-    assert found_place.node == N1
-    assert fleet.explain(a_model("other", gb=99.0), 1.0).placement is None
-    assert fleet.wanted(a_model(), 1.0) == 1
-    assert fleet.held_up(1.0) is None
+def test_an_answer_can_be_explained_somewhere_else() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.ENDED, cause="no"), 10.0)
+    assert fleet.backing_off(M) == {N1: 15.0}
+    assert fleet.backing_off(ModelName("other")) == {}
+    told = explain(a_model(), fleet.hosts(), fleet.backing_off(M), 11.0)
+    assert [no.reason for each in told.candidates for no in each.rejections] == [Reason.BACKING_OFF]
+    assert fleet.wanted(a_model(), 11.0) == 1
+    assert fleet.held_up(11.0) is None
 
 
 def test_what_waits_is_looked_at_again_when_a_node_offers_something_else_and_not_at_each_report() -> None:

@@ -572,3 +572,20 @@ def test_what_is_explained_is_what_is_decided(world: World) -> None:
     if told.runner_up is not None and told.runner_up.profile == verdict.profile.name:
         assert told.runner_up.score is not None
         assert told.runner_up.score.seconds >= verdict.score.seconds
+
+
+def test_where_nobody_looks_for_gpus_a_profile_that_takes_any_runs_with_what_is_there() -> None:
+    profiles = (a_profile(tp=2), a_profile("q", gpu_class="any"))
+    for profile in profiles:
+        verdict = place(a_model(profile), [a_host(gpus=None)], {}, 0.0)
+        assert isinstance(verdict, Placement)
+        assert verdict.shards == (Assignment(node=NodeId("n1"), gpus=None),)
+        told = explain(a_model(profile), [a_host(gpus=None)], {}, 0.0)
+        assert told.placement is not None
+        # but not beside nodes where somebody has
+        verdict = place(a_model(profile), [a_host(gpus=None), a_host("n2", gpus=())], {}, 0.0)
+        assert isinstance(verdict, Rejected)
+        assert verdict.reasons() == {Reason.NO_GPU: 2}
+    for profile in (a_profile(gpu_class="h100-80g"), a_profile(gpu_memory_gb=8.0)):
+        verdict = place(a_model(profile), [a_host(gpus=None)], {}, 0.0)
+        assert isinstance(verdict, Rejected)

@@ -10,6 +10,7 @@ import pytest
 import trio
 import trio.testing
 
+from llmgw.config.node import Limits, Timeouts
 from llmgw.core.events import CatalogChanged, NodeLost, NodeRegistered, ShardChanged, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.identity import ANYONE
@@ -18,10 +19,13 @@ from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardAddress, ShardState
 from llmgw.counters import Counters
 from llmgw.dialects.openai import Usage
-from llmgw.door.exchange import Wording
+from llmgw.door.exchange import Route, Wording
 from llmgw.door.http1 import RequestHead
+from llmgw.door.listener import Door, Listener, bind
+from llmgw.door.origin import Origins
 from llmgw.door.request import Outcome, Request
 from llmgw.engines.types import RequestRules
+from llmgw.reactor.loop import Reactor
 from llmgw.server.gateway import UNREACHABLE_SECONDS, FleetGateway, locate_by_trunk, locate_here
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
@@ -151,6 +155,177 @@ def test_a_ready_replica_is_chosen_with_what_its_engine_understands(a_model: Any
     assert setting.gateway.choose(model, frozenset({route.replica})) is None
 
 
+# -- one whose connections fail
+
+
+@pytest.fixture
+def pair(setting: Setting, a_model: Any, node: Any, a_report: Any) -> Setting:
+    """Its one model is served twice."""
+    model = a_model(least=2, most=2)
+    setting.place(model, node)
+    for number, spec in enumerate(setting.shards(model)):
+        report = a_report(spec, ShardState.READY)
+        setting.report(node, replace(report, endpoint=replace(report.endpoint, port=18000 + number)))
+    return setting
+
+
+def take(setting: Setting, without: Any = frozenset()) -> Route:
+    """Chosen, and given back."""
+    model = setting.gateway.resolve("tiny")
+    assert model is not None
+    route = setting.gateway.choose(model, without)
+    assert route is not None
+    setting.gateway.release(route)
+    return route
+
+
+def test_a_replica_whose_connection_failed_is_passed_over_for_a_while(
+    pair: Setting, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = take(pair)
+    pair.gateway.eject(first, "connection refused\x1b[2J")
+    assert "rep-tiny-1 is asked only if no other can be, for 2 s: connection refused\\x1b[2J" in caplog.text
+    assert {take(pair).replica for _ in range(3)} == {"rep-tiny-2"}
+    pair.now += 2.0
+    assert take(pair) is first
+    # and for longer when it fails again
+    pair.gateway.eject(first, "connection refused")
+    pair.now += 3.9
+    assert take(pair).replica == "rep-tiny-2"
+
+
+def test_nobody_is_refused_while_one_that_rests_might_answer(pair: Setting) -> None:
+    first = take(pair)
+    second = take(pair, {first.replica})
+    pair.gateway.eject(first, "x")
+    # tried already, so the one that rests is next
+    assert take(pair, {second.replica}) is first
+    pair.gateway.eject(second, "x")
+    assert take(pair) is first
+    model = pair.gateway.resolve("tiny")
+    assert model is not None
+    assert pair.gateway.choose(model, {first.replica, second.replica}) is None
+
+
+def test_an_only_replica_is_asked_however_it_failed(ready: Setting) -> None:
+    route = take(ready)
+    ready.gateway.eject(route, "x")
+    assert take(ready) is route
+
+
+def test_an_answer_ends_the_rest(pair: Setting) -> None:
+    first = take(pair)
+    pair.gateway.eject(first, "x")
+    pair.gateway.settle(a_request(model="tiny", replica=first.replica, status=502, outcome=Outcome.ENGINE_FAILED))
+    assert take(pair) is not first
+    pair.gateway.settle(a_request(model="tiny", replica=first.replica, status=200, outcome=Outcome.DONE))
+    assert take(pair) is first
+
+
+async def test_the_next_try_of_a_replica_does_not_rest_for_the_one_before(
+    pair: Setting, node: Any, a_report: Any
+) -> None:
+    first = take(pair)
+    pair.gateway.eject(first, "x")
+    model = pair.gateway.resolve("tiny")
+    spec = pair.shards(model)[0]
+    pair.report(node, a_report(spec, ShardState.ENDED, cause="it fell over"))
+    pair.now += 600.0
+    pair.gateway.eject(first, "again, while nothing of it runs")
+    pair.handle(Wakeup())
+    again = next(found for found in pair.shards(model) if found.id == spec.id and found.epoch > spec.epoch)
+    pair.report(node, a_report(again, ShardState.READY))
+    anew = take(pair)
+    assert (anew.replica, anew is first) == (first.replica, False)
+    # late news of the try before
+    pair.gateway.eject(first, "x")
+    assert take(pair) is anew
+
+
+class Mills:
+    """Two engines on ports of this machine, either of which may be closed and opened again."""
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._nursery = nursery
+        self._open: dict[int, trio.CancelScope] = {}
+        self.ports: list[int] = []
+        self.asked: list[int] = []
+
+    async def open(self, number: int) -> None:
+        port = self.ports[number] if number < len(self.ports) else 0
+        sock = trio.socket.socket()
+        sock.setsockopt(trio.socket.SOL_SOCKET, trio.socket.SO_REUSEADDR, 1)
+        await sock.bind(("127.0.0.1", port))
+        sock.listen(10)
+        if not port:
+            self.ports.append(sock.getsockname()[1])
+        self._open[number] = trio.CancelScope()
+        self._nursery.start_soon(self._serve, number, trio.SocketListener(sock))
+
+    def close(self, number: int) -> None:
+        self._open[number].cancel()
+
+    async def _serve(self, number: int, listener: trio.SocketListener) -> None:
+        with self._open[number]:
+            async with listener:
+                while True:
+                    async with await listener.accept() as stream:
+                        await stream.receive_some()
+                        self.asked.append(number)
+                        body = b'{"choices": []}'
+                        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n"
+                        await stream.send_all(head + b"content-length: %d\r\n\r\n%b" % (len(body), body))
+
+
+async def ask(address: tuple[str, int]) -> int:
+    """The status of one request."""
+    body = b'{"model": "tiny", "messages": [{"role": "user", "content": "x"}]}'
+    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+    async with await trio.open_tcp_stream(*address) as stream:
+        await stream.send_all(head % len(body) + body)
+        answer = b"".join([part async for part in stream])
+    return int(answer.split(b" ", 2)[1])
+
+
+async def test_requests_go_to_another_replica_at_once_when_an_engine_does_not_answer_and_back_when_it_does(
+    setting: Setting, a_model: Any, node: Any, a_report: Any, nursery: trio.Nursery
+) -> None:
+    """A node that is off is sent requests until its lease is over, and each of them takes its time to fail."""
+    mills, reactor = Mills(nursery), Reactor()
+    model = a_model(least=2, most=2)
+    setting.place(model, node)
+    for number, spec in enumerate(setting.shards(model)):
+        await mills.open(number)
+        report = a_report(spec, ShardState.READY)
+        setting.report(node, replace(report, endpoint=replace(report.endpoint, port=mills.ports[number])))
+    listening = bind("127.0.0.1", 0)
+    await nursery.start(reactor.serve)
+    door = Door(
+        reactor,
+        setting.gateway,
+        spawn=nursery.start_soon,
+        origins=Origins("127.0.0.1", ()),
+        limits=Limits(),
+        timeouts=Timeouts(),
+    )
+    listener = Listener(reactor, listening, door)
+    address = listening.getsockname()[:2]
+    with trio.fail_after(60):
+        assert await ask(address) == 200
+        mills.close(0)
+        # the first finds out, and is answered all the same; the second does not try
+        assert [await ask(address) for _ in range(3)] == [200, 200, 200]
+        assert mills.asked == [0, 1, 1, 1]
+        await mills.open(0)
+        assert await ask(address) == 200
+        assert mills.asked[-1] == 1
+        setting.now += 2.0
+        assert await ask(address) == 200
+        assert mills.asked[-1] == 0
+    listener.close()
+    door.close()
+
+
 WITH_ADAPTERS = RequestRules(
     loras={
         "sql": {"model": "sql"},
@@ -264,18 +439,20 @@ def test_a_model_that_loads_says_when_to_come_back(setting: Setting, a_model: An
     assert refusal.retry_after >= 1
 
 
-def test_a_model_without_a_place_says_why(setting: Setting, a_model: Any, node: Any) -> None:
+async def test_a_model_without_a_place_says_why(setting: Setting, a_model: Any, node: Any) -> None:
     model = a_model(gb=500.0)
     setting.place(model, node)
     refusal = setting.gateway.absent(model)
     assert refusal.code == "model_loading"
-    assert "n1: " in refusal.message
+    assert "(1 not_enough_memory)" in refusal.message
+    # a client is told of no node
+    assert "n1" not in refusal.message
     nowhere = Setting()
     nowhere.handle(CatalogChanged(models=(model,)), Wakeup())
     assert "there is no node" in nowhere.gateway.absent(model).message
 
 
-def test_a_model_on_a_silent_node_says_so(ready: Setting, a_model: Any) -> None:
+async def test_a_model_on_a_silent_node_says_so(ready: Setting, a_model: Any) -> None:
     ready.handle(NodeLost(node=NodeId("n1")))
     refusal = ready.gateway.absent(a_model())
     assert (refusal.status, refusal.code) == (503, "model_unreachable")

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,43 +16,31 @@ from llmgw.admin.views import (
     NodeView,
     Origin,
     PluginView,
+    ShardView,
+    StoreView,
 )
-from llmgw.core.fleet import FleetStatistics, ModelStatistics, NodeStatistics
+from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, Task
-from llmgw.core.node import Disk, EngineFound, Node, NodeId
-from llmgw.core.placement import Rejected, Verdict
-from llmgw.core.rejection import Reason, Rejection
-from llmgw.core.replica import Load, Replica, ReplicaId, ShardId, ShardSpec, ShardState
+from llmgw.core.node import EngineFound, FabricFound, Node, NodeId
+from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
+from llmgw.core.placement import Rejected, Verdict, place
+from llmgw.core.replica import Load, Replica, ReplicaId, Shard, ShardId, ShardSpec, ShardState
 from llmgw.engines import READY, Command, EngineInfo, Health, Launch, SourceKind, hookimpl
 from llmgw.engines.registry import Found, open_engine
 from llmgw.errors import Problem
 from llmgw.server.looking import (
+    concerns_of_store,
     count,
     find_concerns,
     lost_nodes,
     view_engines,
     view_model,
-    view_nodes,
     view_replicas,
 )
 
 NOW = 1000.0
-N1 = NodeId("n1")
+N1, N2 = NodeId("n1"), NodeId("n2")
 NOBODY = frozenset[NodeId]()
-REJECTED = Rejected(
-    rejections=(Rejection(node="n1", profile="p", reason=Reason.NO_GPU, detail="the node reports no GPU"),)
-)
-
-
-@dataclass(frozen=True)
-class Link:
-    node: NodeId
-    connected: bool
-    peer: str = "10.0.0.2:41000"
-    heard_seconds_ago: float = 2.0499
-    protocol: int = 2
-    version: str = "0.1.0"
-    trunks: int = 2
 
 
 Replicas = Callable[..., Replica]
@@ -60,26 +48,66 @@ Replicas = Callable[..., Replica]
 
 @pytest.fixture
 def a_replica(a_model: Any) -> Replicas:
-    def make(state: ShardState, number: int = 1, **facts: Any) -> Replica:
+    """A replica on these nodes; all its shards are in this state, and those on ``others`` in theirs."""
+
+    def make(
+        state: ShardState,
+        number: int = 1,
+        *,
+        nodes: tuple[NodeId, ...] = (N1,),
+        epoch: int = 3,
+        others: dict[NodeId, ShardState] | None = None,
+        load: Load | None = None,
+        progress: str | None = None,
+        **facts: Any,
+    ) -> Replica:
         model: Model = a_model()
-        spec = ShardSpec(
-            id=ShardId(f"shd-{number}"),
-            replica=ReplicaId(f"rep-{number}"),
-            epoch=3,
-            node=N1,
-            model=model,
-            profile=model.profiles[0],
+        shards = tuple(
+            Shard(
+                spec=ShardSpec(
+                    id=ShardId(f"shd-{number}-{rank}"),
+                    replica=ReplicaId(f"rep-{number}"),
+                    epoch=epoch,
+                    node=node,
+                    model=model,
+                    profile=model.profiles[0],
+                    rank=rank,
+                    count=len(nodes),
+                    gpus=(f"GPU-{rank}",),
+                    fabric="ib-a" if len(nodes) > 1 else None,
+                ),
+                state=(others or {}).get(node, state),
+                since=NOW - 61.26,
+                progress=progress,
+                load=load or Load(),
+            )
+            for rank, node in enumerate(nodes)
         )
         return Replica(
-            id=spec.replica, model=model.name, profile="p", shard=spec, state=state, since=NOW - 61.26, **facts
+            id=shards[0].spec.replica,
+            model=model.name,
+            profile="p",
+            epoch=epoch,
+            shards=shards,
+            state=state,
+            since=NOW - 61.26,
+            **facts,
         )
 
     return make
 
 
 def fleet_of(node: Node, *replicas: Replica, lost: bool = False) -> FleetStatistics:
-    each = NodeStatistics(node=node, lost=lost, revision=1, booked_gb=1.5, replicas=replicas)
+    host = Host(node=node, standing=Standing.LOST if lost else Standing.READY, booked_gb=1.5)
+    each = NodeStatistics(host=host, lost_at=1.0 if lost else None, revision=1, replicas=replicas)
     return FleetStatistics(nodes=(each,), models=())
+
+
+def rejected(model: Model, *nodes: Node) -> Rejected:
+    """What comes of placing a model where these nodes can't run it."""
+    verdict = place(model, [Host(node=node) for node in nodes], {}, NOW)
+    assert isinstance(verdict, Rejected)
+    return verdict
 
 
 def judged(
@@ -88,65 +116,10 @@ def judged(
     return view_model(ModelStatistics(model=model, replicas=replicas, verdict=verdict), lost, Origin.STORED, None)
 
 
-def test_a_node_shows_its_link_and_what_it_has(node: Node, a_replica: Replicas) -> None:
-    on_it = (a_replica(ShardState.READY, 1), a_replica(ShardState.ENDED, 2))
-    disks = (Disk(path="/", free_gb=1.0, total_gb=2.0),)
-    (view,) = view_nodes(fleet_of(replace(node, disks=disks), *on_it), (Link(N1, connected=True),))
-    assert view == NodeView(
-        node="n1",
-        state=NodeState.READY,
-        connected=True,
-        peer="10.0.0.2:41000",
-        heard_seconds_ago=2.0,
-        protocol=2,
-        version="0.1.0",
-        trunks=2,
-        cores=4,
-        memory_gb=16.0,
-        memory_available_gb=12.0,
-        memory_booked_gb=1.5,
-        disks=disks,
-        engines=node.engines,
-        replicas=("rep-1",),
-    )
-
-
-def test_what_a_node_did_not_say_is_not_known(node: Node) -> None:
-    (view,) = view_nodes(fleet_of(node), ())
-    assert (view.disks, view.peer, view.heard_seconds_ago, view.trunks) == (None, None, None, None)
-    (joining,) = view_nodes(FleetStatistics(nodes=(), models=()), (Link(N1, connected=True),))
-    assert (joining.cores, joining.memory_gb, joining.engines, joining.replicas) == (None, None, None, ())
-
-
-@pytest.mark.parametrize(
-    ("registered", "lost", "link", "state"),
-    [
-        (True, False, Link(N1, connected=True), NodeState.READY),
-        (False, False, Link(N1, connected=True), NodeState.JOINING),
-        (True, False, Link(N1, connected=False), NodeState.SILENT),
-        (False, False, Link(N1, connected=False), NodeState.SILENT),
-        (True, False, None, NodeState.SILENT),
-        (True, True, Link(N1, connected=False), NodeState.LOST),
-        (True, True, None, NodeState.LOST),
-    ],
-)
-def test_a_nodes_state_comes_of_its_link_and_its_lease(
-    node: Node, registered: bool, lost: bool, link: Link | None, state: NodeState
-) -> None:
-    fleet = fleet_of(node, lost=lost) if registered else FleetStatistics(nodes=(), models=())
-    (view,) = view_nodes(fleet, (link,) if link else ())
-    assert view.state is state
-
-
-def test_nodes_stand_by_name(node: Node) -> None:
-    links = (Link(NodeId("n3"), connected=True), Link(NodeId("n0"), connected=True))
-    assert [view.node for view in view_nodes(fleet_of(node), links)] == ["n0", "n1", "n3"]
-
-
 def test_a_replica_shows_how_long_and_why(node: Node, a_replica: Replicas) -> None:
     failed = a_replica(ShardState.ENDED, cause="out of memory", remedy="buy some", lines=("a", "b"))
     (view,) = view_replicas(fleet_of(node, failed), NOW)
-    assert (view.replica, view.shard, view.epoch, view.engine, view.node) == ("rep-1", "shd-1", 3, "e", "n1")
+    assert (view.replica, view.shard, view.epoch, view.engine, view.node) == ("rep-1", "shd-1-0", 3, "e", "n1")
     assert (view.state, view.seconds_in_state, view.cause, view.lines) == ("ended", 61.3, "out of memory", ("a", "b"))
     assert (view.remedy, view.progress, view.running) == ("buy some", None, None)
 
@@ -166,6 +139,27 @@ def test_what_runs_on_a_lost_node_is_unreachable(node: Node, a_replica: Replicas
     fleet = fleet_of(node, a_replica(ShardState.READY, 1), a_replica(ShardState.ENDED, 2), lost=True)
     assert lost_nodes(fleet) == {"n1"}
     assert [view.state for view in view_replicas(fleet, NOW)] == ["unreachable", "ended"]
+
+
+def test_one_of_several_nodes_is_shown_once_with_each_of_its_shards(node: Node, a_replica: Replicas) -> None:
+    group = a_replica(ShardState.LOADING, nodes=(N1, N2), others={N2: ShardState.READY})
+    hosts = (Host(node=node), Host(node=replace(node, id=N2)))
+    both = tuple(NodeStatistics(host=host, lost_at=None, revision=1, replicas=(group,)) for host in hosts)
+    (view,) = view_replicas(FleetStatistics(nodes=both, models=()), NOW)
+    assert (view.node, view.shard, view.fabric, view.state) == ("n1", "shd-1-0", "ib-a", "loading")
+    assert view.shards == (
+        ShardView(shard="shd-1-0", node="n1", rank=0, state="loading", gpus=("GPU-0",)),
+        ShardView(shard="shd-1-1", node="n2", rank=1, state="ready", gpus=("GPU-1",)),
+    )
+
+
+def test_one_of_several_nodes_is_unreachable_when_any_of_them_is_lost(
+    node: Node, a_model: Any, a_replica: Replicas
+) -> None:
+    group = a_replica(ShardState.READY, nodes=(N2, N1))
+    assert view_replicas(fleet_of(node, group, lost=True), NOW)[0].state == "unreachable"
+    view = judged(a_model(), group, lost=frozenset({N1}))
+    assert (view.status, view.detail) == (ModelStatus.UNREACHABLE, "rep-1 is on n1, which is lost")
 
 
 def test_a_model_is_ready_when_all_of_it_is(a_model: Any, a_replica: Replicas) -> None:
@@ -192,8 +186,8 @@ def test_one_that_serves_with_less_than_it_should_tells_of_the_rest(a_model: Any
         (0, 1, [], None, ModelStatus.ON_DEMAND, None),
         (0, 0, [], None, ModelStatus.STOPPED, None),
         (1, 1, [], None, ModelStatus.WAITING, None),
-        (1, 1, [], REJECTED, ModelStatus.WAITING, "n1: the node reports no GPU"),
-        (0, 1, [], REJECTED, ModelStatus.WAITING, "n1: the node reports no GPU"),
+        (1, 1, [], "rejected", ModelStatus.WAITING, "n1: "),
+        (0, 1, [], "rejected", ModelStatus.WAITING, "n1: "),
         (1, 1, [], Rejected(), ModelStatus.WAITING, "there is no node to run it"),
         (0, 0, [ShardState.STOPPING], None, ModelStatus.STOPPING, None),
         (1, 1, [ShardState.STOPPING], None, ModelStatus.STOPPING, None),
@@ -207,13 +201,34 @@ def test_a_model_without_a_ready_replica_says_what_it_waits_for(
     least: int,
     most: int,
     states: list[ShardState],
-    verdict: Verdict | None,
+    verdict: Verdict | str | None,
     status: ModelStatus,
     detail: str | None,
+    node: Node,
 ) -> None:
     replicas = [a_replica(state, number) for number, state in enumerate(states)]
-    view = judged(a_model(least=least, most=most), *replicas, verdict=verdict)
+    model = a_model(least=least, most=most)
+    if isinstance(verdict, str):
+        verdict = rejected(model, replace(node, engines=()))
+        detail = f"n1: {verdict.rejections[0].detail}"
+    view = judged(model, *replicas, verdict=verdict)
     assert (view.status, view.detail, view.serving) == (status, detail, False)
+
+
+def test_of_many_nodes_that_can_not_run_it_the_reasons_are_counted(a_model: Any, node: Node) -> None:
+    model = a_model("m", gb=1000.0)
+    nodes = [replace(node, id=NodeId(f"n{number}"), engines=node.engines if number else ()) for number in range(9)]
+    view = judged(model, verdict=rejected(model, *nodes))
+    assert view.detail == (
+        "no node can run it (8 not_enough_memory, 1 no_engine): `llmgw ctl explain-placement m` tells of each"
+    )
+
+
+def test_a_replica_that_was_placed_anew_is_judged_by_its_newest_epoch(a_model: Any, a_replica: Replicas) -> None:
+    fenced = a_replica(ShardState.READY, 1, epoch=3)
+    anew = a_replica(ShardState.READY, 1, epoch=4, nodes=(N2,))
+    view = judged(a_model(), fenced, anew, lost=frozenset({N1}))
+    assert (view.status, view.ready, view.wanted) == (ModelStatus.READY, 1, 1)
 
 
 def test_a_model_on_a_lost_node_does_not_serve(a_model: Any, a_replica: Replicas) -> None:
@@ -234,7 +249,7 @@ def test_only_what_is_wrong_is_a_concern(a_model: Any, a_replica: Replicas) -> N
         judged(a_model("m4", least=0)),
         judged(a_model("m5"), a_replica(ShardState.READY, progress="runs, but does not answer")),
     ]
-    assert find_concerns(nodes, models) == [
+    assert find_concerns(nodes, {}, models) == [
         Concern(kind="node", name="b", message="silent: its link is down"),
         Concern(kind="node", name="c", message="lost: not heard for longer than its lease"),
         Concern(kind="model", name="m2", message="failed: rep-1 ended on n1: it broke"),
@@ -249,8 +264,29 @@ def test_a_binary_that_can_not_start_is_a_concern_and_one_with_a_fault_is_none()
         EngineFound(engine="f", program=("/opt/f",), checked=True, problems=("--x is old",)),
     )
     node = NodeView(node="a", state=NodeState.READY, connected=True, engines=engines)
-    assert find_concerns([node], []) == [
+    assert find_concerns([node], {}, []) == [
         Concern(kind="node", name="a", message="e can't be used (/opt/e -m x): libe.so.1 is missing")
+    ]
+
+
+def test_what_is_the_matter_with_a_machine_is_a_concern_while_it_is_there(node: Node) -> None:
+    ailing = replace(node, warnings=("no AVX2",), fabrics=(FabricFound(name="ib-a", down="no port"),))
+    views = [
+        NodeView(node="n1", state=NodeState.READY, connected=True, clock_skew_seconds=-3.0),
+        NodeView(node="n2", state=NodeState.SILENT, connected=False),
+        NodeView(node="n3", state=NodeState.UNSEEN, connected=False),
+    ]
+    assert [str(each.message) for each in find_concerns(views, {N1: ailing, N2: ailing}, [])] == [
+        "fabric ib-a is out of service: no port",
+        "its clock is more than 2 s behind the server's: have both set by NTP",
+        "silent: its link is down",
+    ]
+
+
+def test_a_store_that_can_not_be_written_is_a_concern() -> None:
+    assert list(concerns_of_store(StoreView(kind="sqlite", where="/x.db"))) == []
+    assert list(concerns_of_store(StoreView(kind="sqlite", where="/x.db", failing="its disk is full"))) == [
+        Concern(kind="store", name="/x.db", message="its disk is full")
     ]
 
 
@@ -285,7 +321,10 @@ def test_engines_are_the_plugins_those_left_out_and_what_the_nodes_have(node: No
         origins={"able": "distribution able 2.0"},
         problems=(Problem(key="engine f", message="plugin f can't be imported"),),
     )
-    nodes = view_nodes(fleet_of(node), (Link(N1, connected=True), Link(NodeId("n2"), connected=True)))
+    nodes = (
+        NodeView(node="n1", state=NodeState.READY, connected=True, engines=node.engines),
+        NodeView(node="n2", state=NodeState.JOINING, connected=True),
+    )
     view = view_engines(plugins, nodes)
     able, z = view.plugins
     assert able == PluginView(

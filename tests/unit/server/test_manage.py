@@ -1,9 +1,9 @@
-"""Acts on a real fleet, with a store that is a list."""
+"""Everything that an operator sees and does, on a real fleet, with stores in memory."""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -11,22 +11,32 @@ from typing import Any
 import httpx
 import pytest
 import trio
-from trio.testing import MockClock, wait_all_tasks_blocked
+from trio.testing import wait_all_tasks_blocked
 
 from llmgw.admin.manage import create_app
 from llmgw.admin.management import Refused
-from llmgw.admin.views import AddedModel, ModelStatus, NodeState, Origin, Removed, ToolsChecked
+from llmgw.admin.views import (
+    ClassView,
+    FabricView,
+    ModelStatus,
+    NodeState,
+    Origin,
+    StoreView,
+    ToolsChecked,
+)
 from llmgw.config.definition import Definition, parse_definitions
-from llmgw.core.events import NodeRegistered, ShardChanged
+from llmgw.core.events import NodeRegistered, NodesExpected, ShardChanged
 from llmgw.core.fleet import Fleet
-from llmgw.core.model import Model, ModelName, Profile
-from llmgw.core.node import NodeId
+from llmgw.core.model import Model, ModelName
+from llmgw.core.node import FabricFound, Gpu, NodeId
 from llmgw.core.replica import ShardState
 from llmgw.dialects.toolcheck import Report, Verdict
 from llmgw.engines import READY, Command, EngineInfo, Health, Launch, SourceKind, hookimpl
 from llmgw.engines.registry import Engine, Found, open_engine
-from llmgw.errors import ConfigError, LlmgwError, Problem
-from llmgw.server.manage import ACT_SECONDS, Manage, Reread
+from llmgw.errors import ConfigError, Problem
+from llmgw.server.defining import Defining, Reread
+from llmgw.server.manage import Manage
+from llmgw.server.marking import Marking
 from llmgw.server.pages import serve_pages
 from llmgw.server.scheduler import Scheduler
 
@@ -34,7 +44,7 @@ WHEN = 1_700_000_000.0
 
 
 class Toy:
-    """An engine that reads .gguf files and refuses the argument --bad."""
+    """An engine that reads .gguf files."""
 
     @hookimpl
     def engine_describe(self) -> EngineInfo:
@@ -43,13 +53,10 @@ class Toy:
             default_binary="e",
             sources=frozenset({SourceKind.FILE}),
             file_suffixes=(".gguf",),
+            cpu=True,
             loras=True,
             projector=True,
         )
-
-    @hookimpl
-    def engine_validate(self, model: Model, profile: Profile) -> list[Problem]:
-        return [Problem(key="args", message="--bad is not a flag")] if "--bad" in profile.args else []
 
     @hookimpl
     def engine_build_command(self, launch: Launch) -> Command:
@@ -71,32 +78,44 @@ class Kept:
 
 
 class Store:
-    """What is kept, and a way to have it fail or hang."""
+    """Models as a store keeps them, in memory."""
 
     def __init__(self, *models: Model) -> None:
         self.kept = {model.name: Kept(model, "as it was written") for model in models}
-        self.when: list[float] = []
-        self.fails: LlmgwError | None = None
-        self.hangs = False
-        self.entered = trio.Event()
-        self.go_on = trio.Event()
-        self.go_on.set()
 
     async def list(self) -> tuple[Kept, ...]:
         return tuple(self.kept.values())
 
     async def put(self, model: Model, text: str, now: float) -> None:
-        self.entered.set()
-        await self.go_on.wait()
-        if self.hangs:
-            await trio.sleep_forever()
-        if self.fails is not None:
-            raise self.fails
-        self.kept[model.name] = Kept(model, text)
-        self.when.append(now)
+        self.kept[model.name] = Kept(model, text, now)
 
     async def remove(self, name: ModelName) -> bool:
         return self.kept.pop(name, None) is not None
+
+
+@dataclass(frozen=True)
+class KeptNode:
+    node: NodeId
+    last_seen: float | None
+    cordoned: bool
+    labels: Mapping[str, str | None]
+
+
+class NodeStore:
+    """Nodes as a store keeps them, in memory."""
+
+    def __init__(self) -> None:
+        self.kept: dict[NodeId, KeptNode] = {}
+
+    async def list_marks(self) -> tuple[KeptNode, ...]:
+        return tuple(self.kept.values())
+
+    async def mark(self, node: NodeId, *, cordoned: bool, labels: Mapping[str, str | None]) -> None:
+        seen = self.kept[node].last_seen if node in self.kept else None
+        self.kept[node] = KeptNode(node, seen, cordoned, labels)
+
+    async def forget(self, node: NodeId) -> bool:
+        return self.kept.pop(node, None) is not None
 
 
 @dataclass(frozen=True)
@@ -127,12 +146,20 @@ class Bench:
 
     def __init__(self, store: Store, written: tuple[Definition, ...]) -> None:
         self.store = store
+        self.nodes = NodeStore()
+        self.skews: dict[NodeId, float] = {}
         self.scheduler = Scheduler(Fleet())
         self.links: tuple[Link, ...] = ()
-        self.reread: Reread | ConfigError | None = None
-        self.applied = 0
+        self.rereads = 0
+        self.failing: str | None = None
         self.checks_hang = False
         self.check_began, self.check_left = trio.Event(), trio.Event()
+        self.marking = Marking(
+            self.scheduler, self.nodes, links=lambda: self.links, forgotten=lambda node: None, let_go=lambda node: None
+        )
+        self.defining = Defining(
+            self.scheduler, engines=ENGINES, store=store, declared=written, reread=self._reread, wall=lambda: WHEN
+        )
         self.manage = Manage(
             self.scheduler,
             plugins=Found(
@@ -140,19 +167,21 @@ class Bench:
                 origins={"e": "distribution e 2.0"},
                 problems=(Problem(key="engine f", message="plugin f can't be imported: no module g"),),
             ),
-            store=store,
-            declared=written,
-            links=lambda: self.links,
-            reread=self._reread,
+            defining=self.defining,
+            marking=self.marking,
+            skews=self.skews,
+            describe_store=lambda: StoreView(kind="memory", where="here", failing=self.failing),
             check_tools=self._check_tools,
             wall=lambda: WHEN,
         )
 
     async def _reread(self) -> Reread:
-        assert self.reread is not None
-        if isinstance(self.reread, ConfigError):
-            raise self.reread
-        return self.reread
+        async def apply() -> None:
+            self.rereads += 1
+            await trio.lowlevel.checkpoint()
+
+        await trio.lowlevel.checkpoint()
+        return Reread(file="server.yaml", declared=(), changed=("models",), needs_restart=(), apply=apply)
 
     async def _check_tools(self, model: Model, replica: str | None) -> ToolsChecked:
         if self.checks_hang:
@@ -163,14 +192,6 @@ class Bench:
                 self.check_left.set()
         report = Report(verdict=Verdict.WORKS, message="tool calls work", remedy=None, exchanges=())
         return ToolsChecked(model=model.name, replica=replica or "rep-1", node="n1", engine="e", check=report)
-
-    def apply(self) -> None:
-        self.applied += 1
-
-    def will_read(self, written: tuple[Definition, ...]) -> None:
-        self.reread = Reread(
-            file="server.yaml", declared=written, changed=("models",), needs_restart=("listen",), apply=self.apply
-        )
 
     async def settled(self) -> list[str]:
         """The names in the catalog, once the fleet has heard of them."""
@@ -186,357 +207,12 @@ def make(nursery: trio.Nursery) -> Make:
     async def made(store: Store | None = None, written: tuple[Definition, ...] = ()) -> Bench:
         bench = Bench(store or Store(), written)
         await nursery.start(bench.scheduler.serve)
-        await bench.manage.load()
+        await bench.marking.load()
+        await bench.defining.load()
         await bench.settled()
         return bench
 
     return made
-
-
-async def refused(bench: Bench, text: str, *, replace: bool = False) -> Refused:
-    with pytest.raises(Refused) as caught:
-        await bench.manage.add("m.yaml", text, replace=replace)
-    return caught.value
-
-
-async def wrong(bench: Bench, text: str) -> list[str]:
-    with pytest.raises(ConfigError) as caught:
-        await bench.manage.add("dir/m.yaml", text, replace=False)
-    assert bench.store.kept == {}
-    return [str(problem) for problem in caught.value.problems]
-
-
-async def test_what_was_declared_and_stored_is_there_from_the_start(make: Make, a_model: Any) -> None:
-    bench = await make(Store(a_model("stored")), declared("written"))
-    assert await bench.settled() == ["written", "stored"]
-
-
-async def test_a_model_that_is_added_is_stored_and_known(make: Make) -> None:
-    bench = await make()
-    text = text_of("new", more="  weight: 2\n")
-    (added,) = await bench.manage.add("m.yaml", text, replace=False)
-    assert added == AddedModel(name="new", replaced=False, runs=True, not_in_effect=("profiles.weight",))
-    assert bench.store.kept["new"].text == text
-    assert bench.store.when == [WHEN]
-    assert await bench.settled() == ["new"]
-
-
-async def test_each_of_several_models_keeps_its_own_part_of_the_file(make: Make) -> None:
-    bench = await make()
-    entry = "- name: %s\n  source: /m.gguf  # mine\n  profiles: [{name: p, engine: e}]\n"
-    text = "# all\nmodels:\n" + "".join(entry % f"m{n}" for n in range(100))
-    await bench.manage.add("m.yaml", text, replace=False)
-    await bench.settled()
-    part = "name: m7\nsource: /m.gguf  # mine\nprofiles: [{name: p, engine: e}]\n"
-    assert bench.manage.model("m7").text == part
-    assert sum(len(kept.text) for kept in bench.store.kept.values()) < len(text)
-    alone = "# with a word before it\n" + text_of("alone")
-    await bench.manage.add("m.yaml", alone, replace=False)
-    await bench.settled()
-    assert bench.manage.model("alone").text == alone
-
-
-async def test_a_file_with_several_models_is_added_whole(make: Make) -> None:
-    bench = await make()
-    entry = "- {name: %s, source: /%s.gguf, profiles: [{name: p, engine: e}]}\n"
-    added = await bench.manage.add("m.yaml", "models:\n" + entry % ("a", "a") + entry % ("b", "b"), replace=False)
-    assert [(each.name, each.runs) for each in added] == [("a", False), ("b", False)]
-    assert await bench.settled() == ["a", "b"]
-
-
-async def test_all_that_is_wrong_is_told_with_its_place_in_the_operators_file(make: Make) -> None:
-    bench = await make()
-    source, *others = await wrong(bench, "name: m\nsource: ./m.gguf\nprofiles:\n- name: p\n  engine: f\n  argz: []\n")
-    assert source.startswith("dir/m.yaml:2:1 source: './m.gguf' is a path o")
-    assert others == [
-        "dir/m.yaml:5:3 profiles[0].engine: no engine 'f' is installed; there is e",
-        "dir/m.yaml:6:3 profiles[0].argz: unknown key (args?)",
-    ]
-
-
-@pytest.mark.parametrize("source", ["../m.gguf", "~/m.gguf"])
-async def test_a_path_of_the_operators_machine_is_refused(make: Make, source: str) -> None:
-    (problem,) = await wrong(await make(), text_of("m", source=source))
-    assert problem.startswith(f"dir/m.yaml:2:1 source: {source!r} is a path o")
-
-
-@pytest.mark.parametrize("source", ["m.gguf", "models/m.gguf"])
-async def test_a_file_that_is_no_whole_path_is_refused(make: Make, source: str) -> None:
-    (problem,) = await wrong(await make(), text_of("m", source=source))
-    assert problem == (
-        f"dir/m.yaml:2:1 source: {source!r} is no whole path; write the one that the file has on the nodes"
-    )
-
-
-@pytest.mark.parametrize("source", ["hf:org/repo/m.gguf", "https://models.internal/m.gguf", "org/repo"])
-async def test_other_sources_are_taken_as_they_are_written(make: Make, source: str) -> None:
-    bench = await make()
-    await bench.manage.add("m.yaml", text_of("m", source=source), replace=False)
-    assert bench.store.kept["m"].model.source == source
-
-
-async def test_what_the_engine_refuses_is_placed_too(make: Make) -> None:
-    (problem,) = await wrong(await make(), text_of("m", more='  args: ["--bad"]\n'))
-    assert problem == "dir/m.yaml:7:3 m: profiles[0].args: --bad is not a flag"
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        (text_of("written"), "m.yaml:1:1 name: 'written' is taken already: it is a model, declared at server.yaml:1:1"),
-        (
-            text_of("w"),
-            "m.yaml:1:1 name: 'w' is taken already: it is an alias of written, declared at server.yaml:2:1",
-        ),
-        (
-            text_of("new", alias="stored"),
-            "m.yaml:2:1 aliases: 'stored' is taken already: it is a model, stored "
-            "(`llmgw ctl model rm stored` removes it)",
-        ),
-        (
-            text_of("gpt"),
-            "m.yaml:1:1 name: 'gpt' is taken already: it is an alias of stored, stored "
-            "(`llmgw ctl model rm stored` removes it)",
-        ),
-        (
-            text_of("stored"),
-            "m.yaml:1:1 name: 'stored' is stored already; --replace puts this definition in its place",
-        ),
-    ],
-    ids=["declared name", "declared alias", "stored name", "stored alias", "same name"],
-)
-async def test_a_name_that_is_taken_is_refused_and_says_by_whom(make: Make, a_model: Any, text: str, said: str) -> None:
-    bench = await make(Store(a_model("stored")), declared("written", "w"))
-    error = await refused(bench, text)
-    assert (error.status, error.code) == (409, "name_taken")
-    assert [str(problem) for problem in error.problems] == [said]
-    assert list(bench.store.kept) == ["stored"]
-
-
-ADAPTED = text_of("adapted") + "loras:\n- {name: sql, source: /sql.gguf}\nmmproj: /eyes.gguf\n"
-
-
-@pytest.mark.parametrize(
-    ("where", "by"),
-    [
-        ("stored", "stored (`llmgw ctl model rm adapted` removes it)"),
-        ("declared", "declared at server.yaml:8:4"),
-    ],
-)
-async def test_an_adapter_s_name_is_nobody_else_s(make: Make, where: str, by: str) -> None:
-    (adapted,) = parse_definitions(ADAPTED, "server.yaml", ENGINES)
-    bench = await (make(Store(adapted.model)) if where == "stored" else make(written=(adapted,)))
-    texts = {
-        "m.yaml:1:1 name": text_of("sql"),
-        "m.yaml:2:1 aliases": text_of("new", alias="sql"),
-        "m.yaml:8:4 loras[0].name": ADAPTED.replace("adapted", "new"),
-    }
-    for place, text in texts.items():
-        error = await refused(bench, text)
-        assert [str(problem) for problem in error.problems] == [
-            f"{place}: 'sql' is taken already: it is an adapter of adapted, {by}"
-        ]
-
-
-async def test_whoever_names_an_adapter_is_told_its_model(make: Make) -> None:
-    bench = await make(Store(*(each.model for each in parse_definitions(ADAPTED, "m.yaml", ENGINES))))
-    assert bench.manage.model("sql").model.name == "adapted"
-    with pytest.raises(Refused, match=r"^sql is an adapter of adapted: give that name$"):
-        await bench.manage.remove("sql")
-
-
-async def test_adapters_and_what_else_is_read_need_whole_paths_too(make: Make) -> None:
-    text = ADAPTED.replace("/sql.gguf", "sql.gguf").replace("/eyes.gguf", "eyes.gguf")
-    projector, lora = await wrong(await make(), text)
-    assert projector.startswith("dir/m.yaml:9:1 mmproj: 'eyes.gguf' is no whole path")
-    assert lora.startswith("dir/m.yaml:8:15 loras[0].source: 'sql.gguf' is no whole path")
-
-
-async def test_what_engines_are_told_is_kept_and_shown(make: Make) -> None:
-    bench = await make()
-    await bench.manage.add("m.yaml", text_of("m", more="  pp: 1\n  env: {A: 1}\n"), replace=False)
-    await bench.settled()
-    assert bench.manage.model("m").definition.profiles[0].env == {"A": "1"}
-    assert bench.store.kept["m"].model.profiles[0].env == {"A": "1"}
-
-
-async def test_one_clash_refuses_the_whole_file(make: Make, a_model: Any) -> None:
-    bench = await make(Store(a_model("a")))
-    entry = "- {name: %s, source: /m.gguf, profiles: [{name: p, engine: e}]}\n"
-    await refused(bench, "models:\n" + entry % "b" + entry % "a")
-    assert await bench.settled() == ["a"]
-
-
-async def test_an_added_model_is_replaced_when_that_is_asked_for(make: Make, a_model: Any) -> None:
-    bench = await make(Store(a_model("stored")))
-    (added,) = await bench.manage.add("m.yaml", text_of("stored", alias="gpt", source="/n.gguf"), replace=True)
-    assert added.replaced
-    await bench.settled()
-    assert bench.scheduler.fleet.catalog.resolve("gpt").source == "/n.gguf"
-
-
-async def test_replace_does_not_reach_what_is_declared(make: Make) -> None:
-    bench = await make(written=declared("written"))
-    error = await refused(bench, text_of("written"), replace=True)
-    assert "declared at server.yaml:1:1" in str(error.problems[0])
-
-
-async def test_two_that_want_one_name_at_once_do_not_both_get_it(make: Make, nursery: trio.Nursery) -> None:
-    bench = await make()
-    bench.store.go_on = trio.Event()
-    ends: list[str] = []
-
-    async def add(source: str) -> None:
-        try:
-            await bench.manage.add("m.yaml", text_of("one", source=source), replace=False)
-            ends.append("added")
-        except Refused as error:
-            ends.append(error.code)
-
-    nursery.start_soon(add, "/a.gguf")
-    nursery.start_soon(add, "/b.gguf")
-    await bench.store.entered.wait()
-    bench.store.go_on.set()
-    with trio.fail_after(10):
-        while len(ends) < 2:
-            await wait_all_tasks_blocked(0.001)
-    assert sorted(ends) == ["added", "name_taken"]
-
-
-async def test_an_act_is_carried_through_when_its_client_leaves(make: Make) -> None:
-    bench = await make()
-    bench.store.go_on = trio.Event()
-    async with trio.open_nursery() as client:
-        client.start_soon(lambda: bench.manage.add("m.yaml", text_of("new"), replace=False))
-        await bench.store.entered.wait()
-        client.cancel_scope.cancel()
-        bench.store.go_on.set()
-    assert await bench.settled() == ["new"]
-
-
-async def test_a_store_that_fails_is_told_and_the_fleet_knows_what_is_in_it(make: Make) -> None:
-    bench = await make()
-    bench.store.fails = LlmgwError("the disk is full")
-    with pytest.raises(LlmgwError, match="the disk is full"):
-        await bench.manage.add("m.yaml", text_of("new"), replace=False)
-    assert await bench.settled() == []
-
-
-async def test_a_store_that_hangs_is_not_waited_for_for_ever(make: Make, mock_clock: MockClock) -> None:
-    bench = await make()
-    bench.store.hangs = True
-    async with trio.open_nursery() as nursery:
-
-        async def late() -> None:
-            await bench.store.entered.wait()
-            await wait_all_tasks_blocked()
-            mock_clock.jump(ACT_SECONDS + 1)
-
-        nursery.start_soon(late)
-        error = await refused(bench, text_of("new"))
-    assert (error.status, error.code) == (503, "store_unavailable")
-    assert "within 15 s" in error.message
-
-
-async def test_a_file_that_cannot_be_read_in_time_holds_nobody_up(make: Make, mock_clock: MockClock) -> None:
-    bench = await make()
-    bench.manage._reread = trio.sleep_forever
-    async with trio.open_nursery() as nursery:
-
-        async def late() -> None:
-            await wait_all_tasks_blocked()
-            mock_clock.jump(ACT_SECONDS + 1)
-
-        nursery.start_soon(late)
-        with pytest.raises(Refused) as caught:
-            await bench.manage.reload()
-    assert (caught.value.status, caught.value.code) == (503, "config_unavailable")
-    await bench.manage.add("m.yaml", text_of("new"), replace=False)
-
-
-async def test_an_added_model_is_removed(make: Make, a_model: Any) -> None:
-    bench = await make(Store(a_model("stored")))
-    assert await bench.manage.remove("stored") == Removed(name="stored")
-    assert await bench.settled() == []
-
-
-async def test_a_declared_model_is_removed_where_it_is_written(make: Make) -> None:
-    bench = await make(written=declared("written"))
-    with pytest.raises(Refused) as caught:
-        await bench.manage.remove("written")
-    assert (caught.value.status, caught.value.code) == (409, "declared_model")
-    assert "declared at server.yaml:1:1: take it out there, then `llmgw ctl reload`" in caught.value.message
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("stord", "there is no model stord; did you mean stored?"),
-        ("xyz", "there is no model xyz"),
-        ("gpt", "gpt is an alias of stored: give that name"),
-    ],
-)
-async def test_what_is_not_there_can_not_be_removed(make: Make, a_model: Any, name: str, said: str) -> None:
-    bench = await make(Store(a_model("stored")))
-    with pytest.raises(Refused) as caught:
-        await bench.manage.remove(name)
-    assert (caught.value.status, caught.value.code, caught.value.message) == (404, "unknown_model", said)
-    assert "stored" in bench.store.kept
-
-
-async def test_a_stored_model_makes_way_for_a_declared_one_and_can_be_forgotten(
-    make: Make, a_model: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench = await make(Store(a_model("both")), declared("both"))
-    (model,) = bench.manage.models()
-    assert (model.origin, model.where) == (Origin.DECLARED, "server.yaml:1:1")
-    assert bench.scheduler.fleet.catalog.resolve("both").source == "/m.gguf"
-    (concern,) = bench.manage.status().concerns
-    assert "`llmgw ctl model rm both` forgets the stored one" in concern.message
-    assert concern.message in caplog.text
-    assert await bench.manage.remove("both") == Removed(name="both", declared="server.yaml:1:1")
-    assert await bench.settled() == ["both"]
-    assert bench.manage.status().concerns == ()
-
-
-async def test_a_reload_changes_the_declared_models(make: Make, a_model: Any) -> None:
-    bench = await make(Store(a_model("stored")), declared("old"))
-    bench.will_read(declared("new"))
-    told = await bench.manage.reload()
-    assert (told.file, told.changed, told.needs_restart) == ("server.yaml", ("models",), ("listen",))
-    assert bench.applied == 1
-    assert await bench.settled() == ["new", "stored"]
-
-
-async def test_a_reload_that_takes_a_stored_models_alias_changes_nothing(make: Make, a_model: Any) -> None:
-    bench = await make(Store(a_model("stored")), declared("old"))
-    bench.will_read(declared("new", alias="gpt"))
-    with pytest.raises(Refused) as caught:
-        await bench.manage.reload()
-    assert [str(problem) for problem in caught.value.problems] == [
-        "server.yaml:2:1 aliases: 'gpt' is taken already: it is an alias of stored, stored "
-        "(`llmgw ctl model rm stored` removes it)"
-    ]
-    assert bench.applied == 0
-    assert await bench.settled() == ["old", "stored"]
-
-
-async def test_a_model_may_move_from_the_store_into_the_file(
-    make: Make, a_model: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    bench = await make(Store(a_model("stored")))
-    bench.will_read(declared("stored", alias="gpt"))
-    await bench.manage.reload()
-    assert "declared at server.yaml:1:1, which is in effect" in caplog.text
-    assert await bench.settled() == ["stored"]
-
-
-async def test_a_file_that_is_wrong_is_not_reloaded(make: Make) -> None:
-    bench = await make(written=declared("old"))
-    bench.reread = ConfigError([Problem(key="listen", message="no port", where="server.yaml:1:1")])
-    with pytest.raises(ConfigError):
-        await bench.manage.reload()
-    assert await bench.settled() == ["old"]
 
 
 async def test_a_program_adds_and_removes_over_the_port(make: Make, nursery: trio.Nursery) -> None:
@@ -559,6 +235,13 @@ async def test_a_program_adds_and_removes_over_the_port(make: Make, nursery: tri
         removed = await client.delete(f"{url}/org%2Fnew")
         assert removed.json() == {"name": "org/new"}
         assert (await client.get(f"{url}/org%2Fnew")).status_code == 404
+
+
+async def test_server_yaml_is_read_again(make: Make) -> None:
+    bench = await make(written=declared("old"))
+    told = await bench.manage.reload()
+    assert (told.file, told.changed, told.needs_restart) == ("server.yaml", ("models",), ())
+    assert (bench.rereads, await bench.settled()) == (1, [])
 
 
 async def test_tools_are_checked_under_any_name_of_a_model(make: Make) -> None:
@@ -597,7 +280,7 @@ async def test_nodes_models_and_replicas_are_shown_as_they_are(
     await bench.scheduler.post(ShardChanged(node=node.id, report=a_report(desire.shards[0], ShardState.READY)))
     await bench.settled()
     manage = bench.manage
-    (shown,) = manage.nodes()
+    (shown,) = await manage.nodes()
     assert (shown.state, shown.peer, shown.replicas) == (NodeState.READY, "10.0.0.2:41000", ("rep-stored-1",))
     (model,) = manage.models()
     assert (model.status, model.origin, model.ready) == (ModelStatus.READY, Origin.STORED, 1)
@@ -606,9 +289,89 @@ async def test_nodes_models_and_replicas_are_shown_as_they_are(
     detail = manage.model("gpt")
     assert (detail.model, detail.text, detail.added_at) == (model, "as it was written", WHEN)
     assert [replica.state for replica in detail.replicas] == ["ready"]
-    status = manage.status()
+    status = await manage.status()
     assert (status.nodes, status.models, status.replicas) == ({"ready": 1}, {"ready": 1}, {"ready": 1})
     assert (status.memory_gb, status.memory_booked_gb, status.concerns) == (16.0, 1.0, ())
+    assert (status.store.where, status.held_up, status.brake) == ("here", None, None)
+
+
+async def test_what_needs_an_operator_is_in_the_status(make: Make, node: Any) -> None:
+    bench = await make()
+    bench.links = (Link(NodeId("n1")),)
+    bench.skews[NodeId("n1")] = 60.0
+    bench.failing = "its disk is full"
+    gpus = (Gpu(uuid="GPU-0", index=0, gpu_class="h100-80g", name="H100", memory_gb=85.0, memory_used_gb=0.0),)
+    fabrics = (FabricFound(name="ib-a"),)
+    await bench.scheduler.post(NodeRegistered(node=replace(node, gpus=gpus, fabrics=fabrics)))
+    await bench.settled()
+    status = await bench.manage.status()
+    assert status.classes == {"h100-80g": ClassView(free=1, total=1)}
+    assert status.fabrics == {"ib-a": FabricView(whole_free=1, down=0, total=1)}
+    assert [(each.kind, each.name, each.message) for each in status.concerns] == [
+        ("node", "n1", "its clock is more than 2 s ahead of the server's: have both set by NTP"),
+        ("store", "here", "its disk is full"),
+    ]
+
+
+async def test_nodes_that_are_not_back_hold_the_fleet_up_and_are_shown(make: Make) -> None:
+    bench = await make()
+    bench.nodes.kept[NodeId("n1")] = KeptNode(NodeId("n1"), WHEN - 60.0, cordoned=True, labels={})
+    await bench.marking.load()
+    until = trio.current_time() + 3600.0
+    await bench.scheduler.post(NodesExpected(nodes=bench.marking.seen(), until=until))
+    await bench.settled()
+    (shown,) = await bench.manage.nodes()
+    assert (shown.state, shown.heard_seconds_ago, shown.cordoned) == (NodeState.SILENT, 60.0, True)
+    status = await bench.manage.status()
+    assert "waits for what n1 run" in (status.held_up or "")
+    assert [each.message for each in status.concerns] == ["silent: its link is down"]
+
+
+async def test_a_node_is_marked_and_removed_over_the_port(make: Make, nursery: trio.Nursery) -> None:
+    bench = await make()
+    listening = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{listening.getsockname()[1]}/nodes"
+    app = create_app(bench.manage, listen_host="127.0.0.1")
+    await nursery.start(partial(serve_pages, app, listening, drain_seconds=0))
+    async with httpx.AsyncClient(trust_env=False) as client:
+        cordoned = await client.post(f"{url}/gpu01/cordon", json={"cordoned": True})
+        assert cordoned.json()["cordoned"] is True
+        labelled = await client.post(f"{url}/gpu01/labels", json={"labels": {"zone": "a", "rack": None}})
+        assert (labelled.json()["labels"], labelled.json()["without"]) == ({"zone": "a"}, ["rack"])
+        (shown,) = (await client.get(url)).json()["nodes"]
+        assert (shown["state"], shown["cordoned"], shown["labels"]) == ("unseen", True, {"zone": "a"})
+        bad = await client.post(f"{url}/GPU01/cordon", json={"cordoned": True})
+        assert (bad.status_code, bad.json()["error"]["code"]) == (400, "invalid_node")
+        assert (await client.delete(f"{url}/gpu01")).json() == {"node": "gpu01", "connected": False, "running": []}
+        assert (await client.get(url)).json() == {"nodes": []}
+
+
+async def test_a_model_is_explained_by_any_of_its_names(make: Make, node: Any, a_model: Any) -> None:
+    bench = await make(Store(a_model("stored")))
+    await bench.scheduler.post(NodeRegistered(node=node))
+    await bench.settled()
+    view = await bench.manage.explain("gpt")
+    assert (view.explanation.model, view.wanted, view.what_if) == ("stored", 1, False)
+    # (the first is of before the node came)
+    assert [each.replica for each in view.decisions] == ["rep-stored-1", None]
+    assert bench.manage.decisions() == view.decisions
+    with pytest.raises(Refused, match="there is no model stord; did you mean stored"):
+        await bench.manage.explain("stord")
+
+
+async def test_what_would_become_of_a_definition_is_told_and_nothing_is_stored(make: Make, node: Any) -> None:
+    bench = await make(written=declared("written"))
+    await bench.scheduler.post(NodeRegistered(node=node))
+    await bench.settled()
+    for name in ("new", "written"):
+        (view,) = await bench.manage.explain_what_if("m.yaml", text_of(name, least=1))
+        assert (view.what_if, view.wanted, view.explanation.model) == (True, 1, name)
+        assert view.explanation.placement is not None
+    assert (bench.store.kept, await bench.settled()) == ({}, ["written"])
+    with pytest.raises(ConfigError):
+        await bench.manage.explain_what_if("m.yaml", "name: m\n")
+    with pytest.raises(Refused, match="'written' is taken already"):
+        await bench.manage.explain_what_if("m.yaml", text_of("new", alias="written"))
 
 
 async def test_engines_are_the_servers_plugins_and_the_nodes_binaries(make: Make, node: Any) -> None:
@@ -617,13 +380,13 @@ async def test_engines_are_the_servers_plugins_and_the_nodes_binaries(make: Make
     ailing = replace(node.engines[0], checked=True, broken="libe.so.1 is missing")
     await bench.scheduler.post(NodeRegistered(node=replace(node, engines=(ailing,))))
     await bench.settled()
-    view = bench.manage.engines()
+    view = await bench.manage.engines()
     assert [(plugin.name, plugin.origin) for plugin in view.plugins] == [("e", "distribution e 2.0")]
     assert [(each.plugin, each.reason) for each in view.left_out] == [
         ("engine f", "plugin f can't be imported: no module g")
     ]
     assert [(each.node, each.engines) for each in view.nodes] == [("n1", (ailing,)), ("n2", None)]
-    (concern,) = bench.manage.status().concerns
+    (concern,) = (await bench.manage.status()).concerns
     assert (concern.name, concern.message) == ("n1", "e can't be used (e): libe.so.1 is missing")
 
 

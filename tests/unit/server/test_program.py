@@ -20,9 +20,25 @@ import yaml
 from llmgw.admin.views import Reloaded
 from llmgw.config.load_server import LoadedServer, load_server
 from llmgw.config.server import Listen
+from llmgw.core.events import NodeRegistered, RulesChanged
+from llmgw.core.fleet import Fleet
+from llmgw.core.node import Node, NodeId
 from llmgw.errors import ConfigError, LlmgwError, UsageError
 from llmgw.pki.authority import certificate_pem, issue_server, key_pem, make_authority
-from llmgw.server.program import Rereading, Sockets, _describe, _watch_reload, _watch_signals, run
+from llmgw.server.marking import Marking
+from llmgw.server.program import (
+    Rereading,
+    Sockets,
+    _describe,
+    _describe_store,
+    _load,
+    _watch_reload,
+    _watch_signals,
+    run,
+)
+from llmgw.server.scheduler import INBOX_EVENTS, Scheduler
+from llmgw.store import open_store
+from llmgw.store.lanes import Inline
 
 
 @pytest.fixture
@@ -116,6 +132,13 @@ class Half:
         self.told: list[Any] = []
         self.hurried = 0
 
+    @property
+    def scheduler(self) -> Any:
+        return self
+
+    async def post(self, event: Any) -> None:
+        self.told.append(event)
+
     def reconfigure(self, config: Any) -> None:
         self.told.append(config)
 
@@ -130,13 +153,16 @@ async def test_what_has_changed_is_applied_and_what_can_not_is_named(loaded: Loa
     half: Any = Half()
     config = load_server(path, engines={}).config
     reading = Rereading(half=half, cluster=half, path=path, engines={}, config=config)
-    write(path, fleet={"lease": "20s"}, listen="127.0.0.1:9999", timeouts={"drain": "1s"})
+    fleet = {"lease": "20s", "replace_after": "90s", "brake": 0}
+    write(path, fleet=fleet, listen="127.0.0.1:9999", timeouts={"drain": "1s"})
     found = await reading.read()
-    assert (found.changed, found.needs_restart) == (("fleet.lease", "timeouts.drain"), ("listen",))
+    changed = ("fleet.lease", "fleet.replace_after", "fleet.brake", "timeouts.drain")
+    assert (found.changed, found.needs_restart) == (changed, ("listen",))
     assert half.told == []
-    found.apply()
-    applied, lease_seconds = half.told
+    await found.apply()
+    applied, lease_seconds, rules = half.told
     assert (applied.timeouts.drain, applied.listen, lease_seconds) == (1.0, config.listen, 20.0)
+    assert rules == RulesChanged(replace_after=90.0, brake=0.0)
     # what waits for a restart is named again each time
     assert (await reading.read()).needs_restart == ("listen",)
 
@@ -194,3 +220,48 @@ async def test_a_reload_by_signal_outlives_every_failure_of_it(caplog: pytest.Lo
                     await trio.sleep(0.001)
         nursery.cancel_scope.cancel()
     assert "only after a restart: listen" in caplog.text
+
+
+async def test_more_marked_nodes_than_an_inbox_holds_are_loaded_before_anybody_is_let_in(
+    loaded: LoadedServer, tmp_path: Path
+) -> None:
+    scheduler, models = Scheduler(Fleet()), Loading()
+    async with open_store(str(tmp_path / "llmgw.db"), lanes=Inline()) as store:
+        names = [NodeId(f"n{number}") for number in range(2 * INBOX_EVENTS)]
+        for name in names:
+            await store.nodes.mark(name, cordoned=True, labels={})
+        await store.nodes.see(names[0], 1.0)
+        marking = Marking(scheduler, store.nodes, links=tuple, forgotten=lambda node: None, let_go=lambda node: None)
+        with trio.fail_after(60):
+            await _load(scheduler, loaded.config, marking, models)  # type: ignore[arg-type]
+        assert models.loads == 1
+        # and it can be served afterwards, as if nothing had been
+        async with trio.open_nursery() as nursery:
+            await nursery.start(scheduler.serve)
+            await trio.testing.wait_all_tasks_blocked()
+            assert "waits for what n0 run" in str(scheduler.fleet.held_up(trio.current_time()))
+            node = Node(id=names[-1], cores=1, cpu_flags=frozenset(), memory_gb=1.0, memory_available_gb=1.0)
+            await scheduler.post(NodeRegistered(node=node))
+            await trio.testing.wait_all_tasks_blocked()
+            (each,) = scheduler.fleet.statistics().nodes
+            assert each.host.cordoned
+            nursery.cancel_scope.cancel()
+
+
+class Loading:
+    """The models, which are loaded last."""
+
+    def __init__(self) -> None:
+        self.loads = 0
+
+    async def load(self) -> None:
+        self.loads += 1
+        await trio.lowlevel.checkpoint()
+
+
+async def test_the_store_is_told_as_it_is(tmp_path: Path) -> None:
+    path = str(tmp_path / "llmgw.db")
+    async with open_store(path, lanes=Inline()) as store:
+        view = _describe_store(store)
+        assert (view.kind, view.where, view.failing) == ("sqlite", path, None)
+        assert view.size_bytes

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from llmgw.core.events import CatalogChanged, NodeRegistered, ShardChanged, Stopping, Wakeup
-from llmgw.core.fleet import Fleet, ModelStatistics
+from llmgw.core.fleet import Fleet
+from llmgw.core.hosts import Host
+from llmgw.core.picture import ModelStatistics
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import ShardState
 from llmgw.server.showing import show
@@ -45,7 +47,7 @@ def test_an_engine_without_a_version_is_shown_by_its_name(fleet: Fleet) -> None:
     statistics = fleet.statistics()
     (each,) = statistics.nodes
     unknown = replace(each.node, engines=(replace(each.node.engines[0], version=None),))
-    nodes = (replace(each, node=unknown),)
+    nodes = (replace(each, host=Host(node=unknown)),)
     assert show(replace(statistics, nodes=nodes), "x").nodes[0].engines == ("e",)
 
 
@@ -80,8 +82,7 @@ def test_a_model_without_a_place_says_why(a_model: Any, node: Any) -> None:
         fleet.handle(event, 0.0)
     model = shown(fleet)
     assert (model.state, model.engine, model.node) == (ModelState.FAILED, None, None)
-    assert model.detail is not None
-    assert model.detail.startswith("n1: ")
+    assert model.detail == "no node can run it: 1 not_enough_memory"
 
 
 def test_a_model_without_a_node_says_so(fleet: Fleet, a_model: Any) -> None:
@@ -94,7 +95,8 @@ def test_of_several_replicas_the_nearest_to_serving_speaks(fleet: Fleet) -> None
     statistics = fleet.statistics()
     (each,) = statistics.models
     ended = replace(each.replicas[0], state=ShardState.ENDED, cause="x")
-    loading = replace(each.replicas[0], state=ShardState.LOADING, progress="half")
+    (shard,) = each.replicas[0].shards
+    loading = replace(each.replicas[0], state=ShardState.LOADING, shards=(replace(shard, progress="half"),))
     models = (replace(each, replicas=(ended, loading)),)
     (model,) = show(replace(statistics, models=models), "x").models
     assert (model.state, model.detail) == (ModelState.LOADING, "half")

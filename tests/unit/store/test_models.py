@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.core.model import Lora, Model, ModelName, Profile, Scaling, Task
+from llmgw.core.model import Lora, Model, ModelName, Prices, Profile, Scaling, Task
 from llmgw.store import open_store
 from llmgw.store.models import StoredModel
 
@@ -21,6 +21,7 @@ FULL = Model(
     context_length=32768,
     max_output=4096,
     over_limit="refuse",
+    prices=Prices(prompt=0.15, completion=0.6),
     scaling=Scaling(min=1, max=2, idle_timeout_seconds=0.5),
     profiles=(
         Profile(
@@ -36,6 +37,9 @@ FULL = Model(
             startup_timeout_seconds=12.5,
             min_memory_gb=8,
             min_disk_gb=1.5,
+            nodes=3,
+            labels={"zone": "ü", "rack": ""},
+            gpu_memory_gb=70.5,
             env={"A": "ü", "B": ""},
             args=("--ctx-size", "65536", ""),
         ),
@@ -107,3 +111,27 @@ async def test_what_an_older_or_a_newer_version_wrote_is_read(path: Path) -> Non
         connection.commit()
     async with open_store(str(path)) as store:
         assert [stored.model for stored in await store.models.list()] == [model("a")]
+
+
+# A row as the release before GPUs were booked wrote it.
+ROW = (
+    '{"name":"qwen3-8b","source":"Qwen/Qwen3-8B","task":"chat","aliases":["q"],"mmproj":null,"loras":[],'
+    '"routing_profile":null,"context_length":32768,"max_output":null,"over_limit":"clamp",'
+    '"scaling":{"min":1,"max":1,"idle_timeout_seconds":900.0},"profiles":[{"name":"gpu","engine":"vllm","weight":1,'
+    '"priority":100,"gpu_class":"h100-80g","tp":2,"pp":1,"tool_parser":"hermes","reasoning_parser":null,'
+    '"startup_timeout_seconds":600.0,"min_memory_gb":8.0,"min_disk_gb":null,"env":{"A":"1"},"args":["-x"]}]}'
+)
+
+
+async def test_a_model_stored_before_gpus_were_booked_is_read_and_asks_for_its_own(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        await store.models.put(model("qwen3-8b"), "one", 1.0)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("update models set model = ?", (ROW,))
+        connection.commit()
+    async with open_store(str(path)) as store:
+        ((found,),) = [[stored.model for stored in await store.models.list()]]
+    (profile,) = found.profiles
+    assert (found.prices, found.aliases) == (None, ("q",))
+    assert (profile.nodes, profile.labels, profile.gpu_memory_gb) == (1, {}, None)
+    assert (profile.gpus, profile.gpus_per_node, profile.env) == (2, 2, {"A": "1"})

@@ -92,3 +92,14 @@ def test_another_programs_database_is_refused_and_left_alone(
 def test_looking_changes_nothing(connection: sqlite3.Connection, path: Path) -> None:
     assert check_ours(connection, "x.db", 1) == 0
     assert path.read_bytes() == b""
+
+
+def test_a_migration_of_nodes_that_fails_leaves_them_as_they_were(connection: sqlite3.Connection) -> None:
+    migrate(connection, "x.db", MIGRATIONS[:1])
+    connection.execute("insert into nodes values ('n1', 1.0, 2.0)")
+    # somebody's own table is in the way
+    connection.execute("create table seen_nodes (n)")
+    with pytest.raises(sqlite3.OperationalError, match="seen_nodes"):
+        migrate(connection, "x.db")
+    assert number(connection) == 1
+    assert connection.execute("select * from nodes").fetchall() == [("n1", 1.0, 2.0)]

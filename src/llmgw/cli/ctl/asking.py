@@ -32,6 +32,16 @@ _MEASURED = {
     "prompt_tokens",
     "cached_tokens",
     "steps",
+    "clock_skew_seconds",
+    "memory_foreign_gb",
+    "memory_used_gb",
+    "temperature_c",
+    "utilization_percent",
+    "foreign",
+    "seconds_left",
+    "seconds_ago",
+    "held_up",
+    "size_bytes",
 }
 
 Command = TypeVar("Command", bound=Callable[..., Any])

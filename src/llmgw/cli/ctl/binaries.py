@@ -17,7 +17,8 @@ import trio
 from llmgw.agent.masking import Mask
 from llmgw.agent.preflight import Run, examine
 from llmgw.agent.programs import find_given
-from llmgw.config.definition import Definition, find_rejections, load_definitions, unknown_engine
+from llmgw.config.definition import Definition, find_rejections, load_definitions
+from llmgw.config.profiles import unknown_engine
 from llmgw.core.model import Model, Profile
 from llmgw.engines.check import FlagFinding, sample_model
 from llmgw.engines.registry import Engine, Found, find_engines
@@ -104,7 +105,8 @@ def find_binary(given: str) -> tuple[str, ...]:
 def read_targets(file: Path, engine: Engine, found: Found) -> Targets:
     """ConfigError with everything that is wrong in the definition, with its places."""
     definitions = load_definitions(file, found.engines)
-    problems = find_rejections(definitions, {engine.name: engine})
+    # Of flags alone; the same definition may be for `llmgw serve`, which books no GPU.
+    problems = find_rejections(definitions, {engine.name: engine}, gpus=False)
     if problems:
         raise ConfigError(problems)
     targets = [

@@ -18,6 +18,7 @@ _STYLES = {
     "ready": "green",
     "yes": "green",
     "ok": "green",
+    "chosen": "green",
     "loading": "yellow",
     "launching": "yellow",
     "placed": "yellow",
@@ -35,6 +36,12 @@ _STYLES = {
     "failed": "red",
     "lost": "red",
     "unreachable": "red",
+    "ready,cordoned": "yellow",
+    "joining,cordoned": "yellow",
+    "silent,cordoned": "yellow",
+    "lost,cordoned": "red",
+    "unseen": "yellow",
+    "unseen,cordoned": "yellow",
 }
 
 

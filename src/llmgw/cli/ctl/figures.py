@@ -29,3 +29,8 @@ def ago(seconds: float | None) -> str:
 def percent(part: float | None, whole: float | None) -> str:
     """A share in whole percents; of nothing there is none."""
     return UNKNOWN if part is None or not whole else f"{part / whole:.0%}"
+
+
+def free_of(free: int, total: int) -> str:
+    """How many of some things nobody has."""
+    return f"{free}/{total} free"

@@ -8,7 +8,7 @@ import click
 
 from llmgw.cli.ctl.asking import Asked, operator_options, show
 from llmgw.cli.ctl.drawing import UNKNOWN, Block, Grid, listed, shown
-from llmgw.cli.ctl.figures import ago, share_gb
+from llmgw.cli.ctl.figures import ago, free_of, share_gb
 
 COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "DISK", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
 
@@ -18,29 +18,49 @@ COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "DISK", "CLASSES", "FABRICS", "REPLIC
 def command(*, asked: Asked) -> None:
     """Show the nodes.
 
-    STATE is ready, joining (connected, not registered yet), silent (its link is down) or lost (silent for longer than
-    its lease). MEM and DISK are free/total; DISK is that of the filesystems for weights. A dash is not known.
+    STATE is ready, joining (connected, not registered yet), silent (its link is down), lost (silent for longer than
+    its lease) or unseen (it was marked and has never been here), with ",cordoned" where nothing new is placed. GPUS are
+    those that no replica has, of all. MEM and DISK are free/total; DISK is that of the filesystems for weights. A
+    fabric that is out of service is marked (down). A dash is not known. Below stands what is the matter with a machine.
     """
     show(asked, "/nodes", draw)
 
 
 def draw(answer: Any) -> list[Block]:
-    return [Grid(columns=COLUMNS, rows=tuple(_row(node) for node in answer["nodes"]))]
+    nodes = answer["nodes"]
+    blocks: list[Block] = [Grid(columns=COLUMNS, rows=tuple(_row(node) for node in nodes))]
+    warnings = [f"{shown(node['node'])}: {shown(line)}" for node in nodes for line in node.get("warnings") or ()]
+    return [*blocks, "", *warnings] if warnings else blocks
+
+
+def draw_only(answer: Any, name: str) -> list[Block]:
+    """Of all nodes this one."""
+    return draw({"nodes": [node for node in answer["nodes"] if node["node"] == name]})
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
-    gpus = node.get("gpus")
     return (
         shown(node["node"]),
-        shown(node["state"]),
-        UNKNOWN if gpus is None else str(len(gpus)),
+        shown(node["state"]) + (",cordoned" if node.get("cordoned") else ""),
+        _gpus(node),
         share_gb(node.get("memory_available_gb"), node.get("memory_gb")),
         _disk(node.get("disks")),
         listed(node.get("classes")),
-        listed(node.get("fabrics")),
+        listed([_fabric(fabric) for fabric in node.get("fabrics") or ()]),
         str(len(node["replicas"])),
         ago(node.get("heard_seconds_ago")),
     )
+
+
+def _gpus(node: dict[str, Any]) -> str:
+    gpus = node.get("gpus")
+    if gpus is None:
+        return UNKNOWN
+    return free_of(node["gpus_free"], len(gpus)) if gpus else "0"
+
+
+def _fabric(fabric: dict[str, Any]) -> str:
+    return f"{fabric['name']}(down)" if fabric.get("down") is not None else str(fabric["name"])
 
 
 def _disk(disks: list[dict[str, float]] | None) -> str:

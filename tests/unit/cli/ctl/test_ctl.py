@@ -9,16 +9,19 @@ import pytest
 
 from llmgw.cli.ctl import COMMANDS, command
 from llmgw.cli.ctl import model as model_table
+from llmgw.cli.ctl import node as node_table
 
 HEAVY = ("trio", "httpx", "quart", "hypercorn", "asyncio")
 # Those that can do without a server, each with options of its own.
 ELSEWHERE = {"cert", "engine-check", "tool-check"}
+TABLES = (("model",), ("node",))
 
 
 def asking() -> list[tuple[str, ...]]:
     """The words of every command that asks the server."""
-    alone = [(name,) for name in COMMANDS if name not in {*ELSEWHERE, "model"}]
-    return [*alone, *(("model", name) for name in model_table.COMMANDS)]
+    alone = [(name,) for name in COMMANDS if name not in {*ELSEWHERE, "model", "node"}]
+    of_models = [("model", name) for name in model_table.COMMANDS]
+    return [*alone, *of_models, *(("node", name) for name in node_table.COMMANDS)]
 
 
 def run_in_program(*words: str) -> str:
@@ -35,7 +38,9 @@ def run_in_program(*words: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [(), ("model",), ("engine-check",), ("tool-check",), *asking()], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [(), ("model",), ("node",), ("engine-check",), ("tool-check",), *asking()], ids=" ".join
+)
 def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     _, code, *loaded = run_in_program(*words, "--help").split()
     assert code == "0"

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmgw.cli.ctl.figures import ago, lasted, percent, share_gb
+from llmgw.cli.ctl.figures import ago, free_of, lasted, percent, share_gb
 
 
 @pytest.mark.parametrize(
@@ -35,3 +35,7 @@ def test_how_long_ago_begins_with_now() -> None:
 )
 def test_a_part_of_nothing_is_no_percentage(part: float | None, whole: float | None, cell: str) -> None:
     assert percent(part, whole) == cell
+
+
+def test_of_some_things_the_free_ones_come_first() -> None:
+    assert (free_of(8, 8), free_of(0, 16)) == ("8/8 free", "0/16 free")

@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import json
 from typing import Any
 
-N1 = {
+import pytest
+
+from llmgw.cli.ctl.drawing import plain
+from llmgw.cli.ctl.nodes import draw, draw_only
+
+N1: dict[str, Any] = {
     "node": "gpu01",
     "state": "ready",
     "connected": True,
@@ -13,9 +19,19 @@ N1 = {
         {"path": "/", "free_gb": 50.0, "total_gb": 100.0},
         {"path": "/m", "free_gb": 1.4, "total_gb": 900.0},
     ],
+    "gpus": [{"uuid": "GPU-0"}, {"uuid": "GPU-1"}],
+    "gpus_free": 1,
+    "classes": ["h100-80g"],
+    "fabrics": [{"name": "ib-a", "hcas": []}, {"name": "ib-b", "hcas": [], "down": "mlx5_1 has no ACTIVE port"}],
     "replicas": ["rep-m-1", "rep-n-1"],
 }
 N2 = {"node": "n2", "state": "lost", "connected": False, "replicas": []}
+
+
+def row_of(**facts: Any) -> list[str]:
+    """The cells of a node with these facts, by its line in the table."""
+    line = plain(draw({"nodes": [{**N2, **facts}]})).splitlines()[1]
+    return [cell.strip() for cell in line.split("  ")]
 
 
 def test_nodes_are_a_table_with_what_is_known(port: Any, ctl: Any) -> None:
@@ -23,12 +39,53 @@ def test_nodes_are_a_table_with_what_is_known(port: Any, ctl: Any) -> None:
     ended = ctl("nodes")
     assert ended.status == 0
     assert ended.out == (
-        "NODE   STATE  GPUS  MEM         DISK         CLASSES  FABRICS  REPLICAS  LAST SEEN\n"
-        "gpu01  ready  -     97.1/128GB  51.4/1000GB  -        -        2         2s ago\n"
-        "n2     lost   -     -           -            -        -        0         -\n"
+        "NODE   STATE  GPUS      MEM         DISK         CLASSES   FABRICS          REPLICAS  LAST SEEN\n"
+        "gpu01  ready  1/2 free  97.1/128GB  51.4/1000GB  h100-80g  ib-a,ib-b(down)  2         2s ago\n"
+        "n2     lost   -         -           -            -         -                0         -\n"
     )
+
+
+def test_what_is_the_matter_with_a_machine_stands_below_the_table(port: Any, ctl: Any) -> None:
+    ailing = {**N1, "warnings": ["the processor has no AVX2", "fabric ib-b is out of service: mlx5_1 has no port"]}
+    port.will_answer("GET", "/nodes", {"nodes": [N2, ailing]})
+    assert ctl("nodes").out.splitlines()[3:] == [
+        "",
+        "gpu01: the processor has no AVX2",
+        "gpu01: fabric ib-b is out of service: mlx5_1 has no port",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("facts", "cell"),
+    [
+        ({}, "-"),
+        ({"gpus": [], "gpus_free": 0}, "0"),
+        ({"gpus": [{}] * 8, "gpus_free": 8}, "8/8 free"),
+        ({"gpus": [{}] * 8, "gpus_free": 0}, "0/8 free"),
+    ],
+)
+def test_gpus_that_nobody_counted_are_not_taken_for_none(facts: dict[str, Any], cell: str) -> None:
+    assert cell in row_of(**facts)
+
+
+def test_a_cordon_is_part_of_the_state(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/nodes", {"nodes": [{**N1, "cordoned": True}]})
+    assert ctl("nodes").out.splitlines()[1].split()[:2] == ["gpu01", "ready,cordoned"]
+
+
+def test_json_has_the_nvlink_peers_that_are_known(port: Any, ctl: Any) -> None:
+    gpus = [{"uuid": "GPU-0", "nvlink_peers": []}, {"uuid": "GPU-1"}]
+    port.will_answer("GET", "/nodes", {"nodes": [{**N1, "gpus": gpus}]})
+    (node,) = json.loads(ctl("nodes", "--json").out)["nodes"]
+    assert [gpu.get("nvlink_peers") for gpu in node["gpus"]] == [[], None]
 
 
 def test_without_nodes_there_is_the_head(port: Any, ctl: Any) -> None:
     port.will_answer("GET", "/nodes", {"nodes": []})
     assert ctl("nodes").out.split()[0] == "NODE"
+
+
+def test_one_of_them_can_be_drawn_alone() -> None:
+    assert plain(draw_only({"nodes": [N1, N2]}, "n2")).splitlines()[1:] == [
+        "n2    lost   -     -    -     -        -        0         -"
+    ]

@@ -1,0 +1,243 @@
+"""The nodes and what they have, as the operator port shows them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Protocol
+
+from llmgw.admin.views import BrakeView, ClassView, FabricView, GpuView, NodeState, NodeView
+from llmgw.core.hosts import Host, Standing
+from llmgw.core.node import Gpu, Node, NodeId
+from llmgw.core.picture import FleetStatistics, NodeStatistics
+from llmgw.core.replica import ShardState
+
+# Nothing here goes by a node's clock; its own logs, and the certificates that it checks, do.
+SKEW_SECONDS = 2.0
+
+
+class LinkFacts(Protocol):
+    """What the listener knows of a node's link."""
+
+    @property
+    def node(self) -> NodeId: ...
+    @property
+    def peer(self) -> str: ...
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def heard_seconds_ago(self) -> float: ...
+    @property
+    def protocol(self) -> int: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def trunks(self) -> int: ...
+
+
+class KeptNode(Protocol):
+    """What the store has of a node: when it was last seen (seconds since 1970, None when never), and its marks."""
+
+    @property
+    def node(self) -> NodeId: ...
+    @property
+    def last_seen(self) -> float | None: ...
+    @property
+    def cordoned(self) -> bool: ...
+    @property
+    def labels(self) -> Mapping[str, str | None]: ...
+
+
+def view_nodes(
+    fleet: FleetStatistics,
+    links: Iterable[LinkFacts],
+    *,
+    kept: Mapping[NodeId, KeptNode],
+    skews: Mapping[NodeId, float],
+    wall: float,
+    gpus: bool = True,
+) -> tuple[NodeView, ...]:
+    """Every node that has a link, has registered or is kept, by name; without the single GPUs where nobody asks for
+    them. ``skews`` are seconds, ``wall`` seconds since 1970."""
+    by_link = {link.node: link for link in links}
+    registered = {each.node.id: each for each in fleet.nodes}
+    return tuple(
+        _view_node(
+            name,
+            registered.get(name),
+            by_link.get(name),
+            kept.get(name),
+            absent=name in fleet.absent,
+            skew=skews.get(name),
+            wall=wall,
+            gpus=gpus,
+        )
+        for name in sorted(by_link.keys() | registered.keys() | kept.keys())
+    )
+
+
+def _view_node(
+    name: NodeId,
+    each: NodeStatistics | None,
+    link: LinkFacts | None,
+    kept: KeptNode | None,
+    *,
+    absent: bool,
+    skew: float | None,
+    wall: float,
+    gpus: bool,
+) -> NodeView:
+    state = _judge_node(each, link, kept, absent=absent)
+    view = NodeView(
+        node=name,
+        state=state,
+        connected=link is not None and link.connected,
+        cordoned=kept is not None and kept.cordoned,
+        labels=_own_words(kept),
+        peer=link.peer if link else None,
+        heard_seconds_ago=_heard_ago(link, kept, wall),
+        protocol=link.protocol if link else None,
+        version=link.version if link else None,
+        trunks=link.trunks if link else None,
+        # What a clock was a while ago says nothing of what it is.
+        clock_skew_seconds=round(skew, 1) if skew is not None and state is NodeState.READY else None,
+    )
+    if each is None:
+        return view
+    host, node = each.host, each.node
+    view = replace(
+        view,
+        cordoned=host.cordoned,
+        labels=host.labels or None,
+        gpus=None if node.gpus is None or not gpus else tuple(_view_gpu(gpu, host) for gpu in node.gpus),
+        gpus_free=None if node.gpus is None else len(host.free),
+        gpu_driver=node.gpu_driver,
+        classes=None if node.gpus is None else tuple(sorted({gpu.gpu_class for gpu in node.gpus})),
+        fabrics=node.fabrics or None,
+        cores=node.cores,
+        memory_gb=node.memory_gb,
+        memory_available_gb=node.memory_available_gb,
+        memory_booked_gb=host.booked_gb,
+        memory_foreign_gb=node.memory_foreign_gb,
+        disks=node.disks or None,
+        engines=node.engines,
+        replicas=living(each),
+    )
+    return replace(view, warnings=(*node.warnings, *find_ailments(node, view.clock_skew_seconds)) or None)
+
+
+def _judge_node(
+    each: NodeStatistics | None, link: LinkFacts | None, kept: KeptNode | None, *, absent: bool
+) -> NodeState:
+    connected = link is not None and link.connected
+    if each is not None and each.lost:
+        return NodeState.LOST
+    if connected:
+        return NodeState.READY if each is not None and each.host.standing is Standing.READY else NodeState.JOINING
+    if absent:
+        return NodeState.LOST
+    if each is None and link is None and (kept is None or kept.last_seen is None):
+        return NodeState.UNSEEN
+    return NodeState.SILENT
+
+
+def _heard_ago(link: LinkFacts | None, kept: KeptNode | None, wall: float) -> float | None:
+    if link is not None:
+        return round(link.heard_seconds_ago, 1)
+    if kept is not None and kept.last_seen is not None:
+        return round(max(wall - kept.last_seen, 0.0), 1)
+    return None
+
+
+def _own_words(kept: KeptNode | None) -> Mapping[str, str] | None:
+    """The labels that an operator has given: all that is known of a node that is away."""
+    labels = kept.labels if kept is not None else {}
+    return {name: value for name, value in labels.items() if value is not None} or None
+
+
+def _view_gpu(gpu: Gpu, host: Host) -> GpuView:
+    return GpuView(
+        uuid=gpu.uuid,
+        index=gpu.index,
+        gpu_class=gpu.gpu_class,
+        name=gpu.name,
+        memory_gb=gpu.memory_gb,
+        memory_used_gb=gpu.memory_used_gb,
+        pci=gpu.pci,
+        temperature_c=gpu.temperature_c,
+        utilization_percent=gpu.utilization_percent,
+        ecc_errors=gpu.ecc_errors,
+        nvlink_peers=gpu.nvlink_peers,
+        mig=gpu.mig,
+        foreign=gpu.foreign or None,
+        broken=gpu.broken,
+        booked_by=host.booked.get(gpu.uuid),
+    )
+
+
+def living(each: NodeStatistics) -> tuple[str, ...]:
+    """The replicas that have a shard on this node which has not ended, by id."""
+    return tuple(
+        dict.fromkeys(
+            replica.id
+            for replica in each.replicas
+            for shard in replica.shards
+            if shard.spec.node == each.node.id and shard.state is not ShardState.ENDED
+        )
+    )
+
+
+def find_ailments(node: Node, skew_seconds: float | None) -> Iterator[str]:
+    """What of a machine somebody has to mend. No figures that always move."""
+    for gpu in node.gpus or ():
+        if gpu.broken is not None:
+            yield f"GPU {gpu.index} ({gpu.uuid}) can't be used: {gpu.broken}"
+    for fabric in node.fabrics:
+        if fabric.down is not None:
+            yield f"fabric {fabric.name} is out of service: {fabric.down}"
+    if skew_seconds is not None and abs(skew_seconds) > SKEW_SECONDS:
+        where = "ahead of" if skew_seconds > 0 else "behind"
+        yield f"its clock is more than {SKEW_SECONDS:g} s {where} the server's: have both set by NTP"
+
+
+# The whole in numbers
+
+
+def sum_classes(fleet: FleetStatistics) -> Mapping[str, ClassView]:
+    """The GPUs of each class; free are those on nodes that take replicas now."""
+    total = Counter(gpu.gpu_class for each in fleet.nodes for gpu in each.node.gpus or ())
+    free = Counter(gpu.gpu_class for each in fleet.nodes if _takes(each.host) for gpu in each.host.free)
+    return {name: ClassView(free=free[name], total=total[name]) for name in sorted(total)}
+
+
+def sum_fabrics(fleet: FleetStatistics) -> Mapping[str, FabricView]:
+    """The nodes of each fabric; whole free are those that take replicas now, with all their GPUs."""
+    total, down, whole = Counter[str](), Counter[str](), Counter[str]()
+    for each in fleet.nodes:
+        for fabric in each.node.fabrics:
+            total[fabric.name] += 1
+            if fabric.down is not None:
+                down[fabric.name] += 1
+            elif each.node.gpus and len(each.host.free) == len(each.node.gpus) and _takes(each.host):
+                whole[fabric.name] += 1
+    return {name: FabricView(whole_free=whole[name], down=down[name], total=total[name]) for name in sorted(total)}
+
+
+def _takes(host: Host) -> bool:
+    return host.standing is Standing.READY and not host.cordoned
+
+
+def view_brake(fleet: FleetStatistics, now: float) -> BrakeView | None:
+    """The brake, while it holds."""
+    brake = fleet.brake
+    if brake is None:
+        return None
+    lost = [each for each in fleet.nodes if each.lost]
+    return BrakeView(
+        lost=brake.lost,
+        nodes=brake.nodes,
+        seconds_left=round(max(brake.until - now, 0.0), 1),
+        who=tuple(sorted({*(each.node.id for each in lost), *fleet.absent})),
+        held=tuple(sorted({replica for each in lost for replica in living(each)})),
+    )

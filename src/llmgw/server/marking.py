@@ -1,0 +1,218 @@
+"""What an operator says of nodes: kept in the store first, then told to the fleet; and the nodes that are away."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
+
+import trio
+
+from llmgw.admin.management import Refused
+from llmgw.admin.views import NodeMarks, RemovedNode
+from llmgw.config.addresses import wrong_node
+from llmgw.config.labels import wrong_label
+from llmgw.core.events import NodeMarked, NodeRemoved
+from llmgw.core.hosts import Standing
+from llmgw.core.node import NodeId
+from llmgw.core.picture import FleetStatistics, NodeStatistics
+from llmgw.server.acts import carry_through
+from llmgw.server.machines import KeptNode, LinkFacts, living
+from llmgw.server.scheduler import Scheduler
+
+# More than anybody has, and few enough to be told with each word about the node.
+MAX_LABELS = 64
+MAX_SHOWN = 200
+
+
+class NodeStore(Protocol):
+    """Where nodes and their marks are kept; what has returned is durable. LlmgwError when it can't be done."""
+
+    async def list_marks(self) -> tuple[KeptNode, ...]:
+        """Those that were seen or marked."""
+
+    async def mark(self, node: NodeId, *, cordoned: bool, labels: Mapping[str, str | None]) -> None:
+        """Keep this of a node, in place of what was kept before."""
+
+    async def forget(self, node: NodeId) -> bool:
+        """Whether it was known."""
+
+
+class Marking:
+    """The acts upon nodes, one after another. ``kept`` is what the store had of each when it was last asked."""
+
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        store: NodeStore,
+        *,
+        links: Callable[[], Iterable[LinkFacts]],
+        forgotten: Callable[[NodeId], None],
+        let_go: Callable[[NodeId], None],
+    ) -> None:
+        """Of each node that is removed ``forgotten`` is called first, and ``let_go`` last, which ends its link."""
+        self._scheduler = scheduler
+        self._store = store
+        self._links = links
+        self._forgotten = forgotten
+        self._let_go = let_go
+        self._acting = trio.Lock()
+        self._removed: set[NodeId] = set()
+        self.kept: Mapping[NodeId, KeptNode] = {}
+
+    async def load(self) -> None:
+        """Tell the fleet what was said of nodes: once, at the start, before it may place anything."""
+        await self._read()
+        for each in self.kept.values():
+            if each.cordoned or each.labels:
+                await self._scheduler.post(NodeMarked(node=each.node, cordoned=each.cordoned, labels=each.labels))
+
+    def seen(self) -> frozenset[NodeId]:
+        """The nodes that were here before this start."""
+        return frozenset(each.node for each in self.kept.values() if each.last_seen is not None)
+
+    def links(self) -> tuple[LinkFacts, ...]:
+        """Those of the agents, without what is left of nodes that were removed."""
+        members = {each.node.id for each in self._scheduler.fleet.statistics().nodes} if self._removed else set()
+        return tuple(
+            link for link in self._links() if link.connected or link.node not in self._removed or link.node in members
+        )
+
+    async def cordon(self, name: str, *, cordoned: bool) -> NodeMarks:
+        """Keep new replicas off a node, or no longer. It may be said again, and of a node that is not there yet."""
+        node = _read_name(name)
+        async with self._acting:
+            await self._mark(node, cordoned=cordoned, labels=self._labels(node))
+        return self._view(node)
+
+    async def label(self, name: str, changes: Mapping[str, str | None]) -> NodeMarks:
+        """Lay labels over the node's own; None takes one away."""
+        node = _read_name(name)
+        _check_labels(changes)
+        async with self._acting:
+            labels = {**self._labels(node), **changes}
+            own = _find(self._scheduler.fleet.statistics(), node)
+            # What the node does not have need not be taken from it.
+            kept = {
+                label: value
+                for label, value in labels.items()
+                if value is not None or own is None or label in own.node.labels
+            }
+            if len(kept) > MAX_LABELS:
+                message = f"{node} would have {len(kept)} labels of yours, and {MAX_LABELS} are the most"
+                raise Refused(message, status=400, code="invalid_label")
+            earlier = self.kept.get(node)
+            await self._mark(node, cordoned=earlier is not None and earlier.cordoned, labels=kept)
+        return self._view(node)
+
+    async def remove(self, name: str) -> RemovedNode:
+        """Forget a node that is lost, or cordoned with nothing running; Refused for any other."""
+        node = NodeId(name)
+        async with self._acting:
+            # As it is read from the store: this server may have been told of the node by the node itself.
+            await carry_through(self._read)
+            fleet = self._scheduler.fleet.statistics()
+            each = _find(fleet, node)
+            connected = any(link.node == node and link.connected for link in self._links())
+            if each is not None:
+                _refuse_in_use(each)
+            elif node not in self.kept:
+                raise self._unknown(name, connected=connected)
+            elif connected:
+                message = f"{node} is joining: its agent is connected; stop it there first, or wait until it is ready"
+                raise Refused(message, status=409, code="node_in_use")
+            await carry_through(lambda: self._forget(node))
+        return RemovedNode(node=node, connected=connected, running=living(each) if each is not None else ())
+
+    # -- the store, then the fleet
+
+    async def _mark(self, node: NodeId, *, cordoned: bool, labels: Mapping[str, str | None]) -> None:
+        async def act() -> None:
+            await self._store.mark(node, cordoned=cordoned, labels=labels)
+            await self._read()
+            await self._scheduler.post(NodeMarked(node=node, cordoned=cordoned, labels=labels))
+
+        await carry_through(act)
+
+    async def _forget(self, node: NodeId) -> None:
+        # First: a word of the node that comes meanwhile is not to bring it back.
+        self._forgotten(node)
+        await self._store.forget(node)
+        await self._read()
+        self._removed.add(node)
+        await self._scheduler.post(NodeRemoved(node=node))
+        # A node that has come back in this moment stays: without marks, as in the store.
+        await self._scheduler.post(NodeMarked(node=node))
+        self._let_go(node)
+
+    async def _read(self) -> None:
+        self.kept = {each.node: each for each in await self._store.list_marks()}
+
+    def _labels(self, node: NodeId) -> Mapping[str, str | None]:
+        kept = self.kept.get(node)
+        return kept.labels if kept is not None else {}
+
+    # -- what is answered
+
+    def _view(self, node: NodeId) -> NodeMarks:
+        fleet = self._scheduler.fleet.statistics()
+        kept, each = self.kept.get(node), _find(fleet, node)
+        known = each is not None or (kept is not None and kept.last_seen is not None)
+        labels = self._labels(node)
+        return NodeMarks(
+            node=node,
+            cordoned=kept is not None and kept.cordoned,
+            labels={label: value for label, value in sorted(labels.items()) if value is not None},
+            without=tuple(sorted(label for label, value in labels.items() if value is None)),
+            known=known,
+            running=living(each) if each is not None else (),
+            close=None if known else self._find_close(node, fleet),
+        )
+
+    def _find_close(self, name: str, fleet: FleetStatistics) -> str | None:
+        names = self.seen().union(each.node.id for each in fleet.nodes)
+        return next(iter(difflib.get_close_matches(name, sorted(names), n=1)), None)
+
+    def _unknown(self, name: str, *, connected: bool) -> Refused:
+        if connected:
+            message = f"nothing is kept of {name}: its agent is connected and registers when it connects anew"
+        else:
+            close = self._find_close(name, self._scheduler.fleet.statistics())
+            message = f"there is no node {name}" + (f"; did you mean {close}?" if close else "")
+        return Refused(message, status=404, code="unknown_node")
+
+
+def _find(fleet: FleetStatistics, node: NodeId) -> NodeStatistics | None:
+    return next((each for each in fleet.nodes if each.node.id == node), None)
+
+
+def _refuse_in_use(each: NodeStatistics) -> None:
+    """Refused unless the node is lost, or drained: cordoned with nothing alive on it."""
+    name, running = each.node.id, living(each)
+    if each.host.standing is Standing.LOST or (each.host.cordoned and not running):
+        return
+    stands = f"{name} is {each.host.standing}{' and cordoned' if each.host.cordoned else ''}"
+    if running:
+        stands += f", with {', '.join(running)}"
+    steps = [] if each.host.cordoned else [f"`llmgw ctl cordon {name}`"]
+    if running:
+        steps.append("end its replicas (`llmgw ctl model rm`, or less of scaling.min)")
+    remedy = f"{', then '.join(steps)}; or stop its agent, and wait until the node is lost"
+    raise Refused(f"{stands}: first {remedy}", status=409, code="node_in_use")
+
+
+def _read_name(name: str) -> NodeId:
+    if (why := wrong_node(name)) is not None:
+        message = f"node {name[:MAX_SHOWN]!r} {why.removeprefix(f'{name!r} ')}"
+        raise Refused(message, status=400, code="invalid_node")
+    return NodeId(name)
+
+
+def _check_labels(changes: Mapping[str, str | None]) -> None:
+    if not changes:
+        raise Refused(
+            "no label is given: write NAME=VALUE, or NAME- to take one away", status=400, code="invalid_label"
+        )
+    for name, value in changes.items():
+        if (why := wrong_label(name, value or "")) is not None:
+            raise Refused(f"label {name[:MAX_SHOWN]!r} {why}", status=400, code="invalid_label")

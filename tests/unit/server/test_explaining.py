@@ -1,0 +1,140 @@
+"""Explanations of a real fleet."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from llmgw.admin.views import DecisionView, encode
+from llmgw.config.definition import Definition, parse_definitions
+from llmgw.core.effects import Desire
+from llmgw.core.events import CatalogChanged, NodeRegistered, NodesExpected, ShardChanged
+from llmgw.core.fleet import Fleet
+from llmgw.core.model import Model, ModelName
+from llmgw.core.node import Gpu, Node, NodeId
+from llmgw.core.placement import explain
+from llmgw.core.replica import ShardState
+from llmgw.core.trace import Decision
+from llmgw.server.explaining import explain_model as view_model
+from llmgw.server.explaining import explain_written, view_decisions
+
+NOW = 1000.0
+N2 = NodeId("n2")
+
+
+def gpus(count: int) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(uuid=f"GPU-{n}", index=n, gpu_class="h100-80g", name="H100", memory_gb=85.0, memory_used_gb=0.0)
+        for n in range(count)
+    )
+
+
+def written(name: str = "tiny", *, source: str = "/tiny.gguf", more: str = "", least: int = 1) -> Definition:
+    text = (
+        f"name: {name}\nsource: {source}\nscaling: {{min: {least}, max: 2}}\nprofiles:\n- name: p\n  engine: e\n{more}"
+    )
+    (definition,) = parse_definitions(text, "m.yaml", {"e"})
+    return definition
+
+
+@pytest.fixture
+def running(node: Node, a_report: Any) -> Callable[..., Fleet]:
+    """A fleet of one node with so many GPUs, where these models run."""
+
+    def run(*definitions: Definition, count: int = 0, state: ShardState = ShardState.READY) -> Fleet:
+        fleet = Fleet()
+        fleet.handle(NodeRegistered(node=replace(node, gpus=gpus(count) if count else None)), NOW)
+        effects = fleet.handle(CatalogChanged(models=tuple(each.model for each in definitions)), NOW)
+        shards = {shard.id: shard for each in effects if isinstance(each, Desire) for shard in each.shards}
+        for shard in shards.values():
+            fleet.handle(ShardChanged(node=node.id, report=a_report(shard, state)), NOW + 5.0)
+        return fleet
+
+    return run
+
+
+Running = Callable[..., Fleet]
+
+
+def explain_model(fleet: Fleet, model: Model, now: float) -> ExplanationView:
+    return view_model(fleet, model, explain(model, fleet.hosts(), fleet.backing_off(model.name), now), now)
+
+
+def test_a_model_is_explained_with_where_it_is_and_what_was_decided(running: Running) -> None:
+    definition = written()
+    fleet = running(definition)
+    view = explain_model(fleet, definition.model, NOW + 65.0)
+    assert (view.wanted, view.most, view.what_if, view.stops, view.held_up) == (1, 2, False, (), None)
+    assert [(each.replica, each.node, each.state) for each in view.replicas] == [("rep-tiny-1", "n1", "ready")]
+    assert [(each.replica, each.nodes, each.seconds_ago) for each in view.decisions] == [("rep-tiny-1", ("n1",), 65.0)]
+    assert view.explanation.placement is not None
+    assert view.explanation.placement.node == "n1"
+
+
+def test_an_explanation_is_json_as_it_is(running: Running) -> None:
+    definition = written(more="  gpu_class: h100-80g\n  tp: 2\n")
+    for count in (1, 4):
+        fleet = running(definition, count=count)
+        told = json.loads(encode(explain_model(fleet, definition.model, NOW)))
+        assert told["explanation"]["model"] == "tiny"
+        assert told["explanation"]["candidates"][0]["nodes"] == ["n1"]
+        assert ("unlock" in told["explanation"]) is (count == 1)
+
+
+def test_what_holds_the_fleet_up_is_part_of_it(running: Running) -> None:
+    definition = written()
+    fleet = running(definition)
+    fleet.handle(NodesExpected(nodes=frozenset({N2}), until=NOW + 30.0), NOW)
+    assert "waits for what n2 run" in str(explain_model(fleet, definition.model, NOW).held_up)
+
+
+def explained(definition: Definition, fleet: Fleet) -> Any:
+    return explain_written(definition, fleet.statistics(NOW), fleet.held_up(NOW), NOW)
+
+
+def test_one_that_is_only_written_is_explained_beside_what_runs(running: Running) -> None:
+    fleet = running(written("other", more="  min_memory_gb: 10\n"))
+    view = explained(written("new", more="  min_memory_gb: 10\n"), fleet)
+    assert (view.what_if, view.replicas, view.stops, view.decisions) == (True, (), (), ())
+    assert view.explanation.placement is None
+    assert view.explanation.unlock is not None
+    assert fleet.catalog.resolve("new") is None
+
+
+def test_one_of_a_name_that_exists_is_explained_as_if_it_were_replaced(running: Running) -> None:
+    """What the earlier definition runs gives its room back first: its memory, and its GPUs."""
+    fleet = running(written(more="  min_memory_gb: 10\n  gpu_class: h100-80g\n  tp: 2\n"), count=2)
+    more = "  min_memory_gb: 12\n  gpu_class: h100-80g\n  tp: 2\n  pp: 1\n"
+    view = explained(written(more=more, source="/other.gguf"), fleet)
+    assert (view.stops, [each.replica for each in view.replicas]) == (("rep-tiny-1",), ["rep-tiny-1"])
+    assert view.explanation.placement is not None
+    assert view.explanation.placement.score.crowding_seconds == 0.0
+
+
+def test_what_the_definition_would_launch_itself_goes_on(running: Running) -> None:
+    fleet = running(written(more="  gpu_class: h100-80g\n  tp: 2\n"), count=2)
+    view = explained(written(more="  gpu_class: h100-80g\n  tp: 2\n", least=2), fleet)
+    assert (view.stops, view.wanted) == ((), 2)
+    assert view.explanation.placement is None, "one more finds no GPU"
+
+
+def test_what_failed_before_says_nothing_of_another_definition(running: Running) -> None:
+    definition = written()
+    fleet = running(definition, state=ShardState.ENDED)
+    assert explain_model(fleet, definition.model, NOW + 5.0).explanation.placement is None
+    assert explained(definition, fleet).explanation.placement is not None
+
+
+def test_decisions_are_told_by_their_age() -> None:
+    decisions = (
+        Decision(at=NOW - 2.0, model=ModelName("m"), why="it holds the weights", replica="rep-m-1", nodes=(N2,)),
+        Decision(at=NOW + 1.0, model=ModelName("m"), why="bring n1 back", reasons={"node_lost": 2}),
+    )
+    assert view_decisions(decisions, NOW) == (
+        DecisionView(seconds_ago=2.0, model="m", why="it holds the weights", replica="rep-m-1", nodes=("n2",)),
+        DecisionView(seconds_ago=0.0, model="m", why="bring n1 back", reasons={"node_lost": 2}),
+    )

@@ -1,0 +1,323 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from llmgw.admin.views import BrakeView, ClassView, FabricView, NodeState, NodeView
+from llmgw.core.brake import Brake
+from llmgw.core.hosts import Host, Standing
+from llmgw.core.node import Disk, FabricFound, ForeignUse, Gpu, Node, NodeId
+from llmgw.core.picture import FleetStatistics, NodeStatistics
+from llmgw.core.replica import Replica, ReplicaId, Shard, ShardId, ShardSpec, ShardState
+from llmgw.server.machines import (
+    find_ailments,
+    living,
+    sum_classes,
+    sum_fabrics,
+    view_brake,
+    view_nodes,
+)
+
+WALL = 1_700_000_000.0
+N1, N2 = NodeId("n1"), NodeId("n2")
+NOBODY = FleetStatistics(nodes=(), models=())
+
+
+@dataclass(frozen=True)
+class Link:
+    node: NodeId
+    connected: bool
+    peer: str = "10.0.0.2:41000"
+    heard_seconds_ago: float = 2.0499
+    protocol: int = 4
+    version: str = "0.1.0"
+    trunks: int = 2
+
+
+@dataclass(frozen=True)
+class Kept:
+    node: NodeId
+    last_seen: float | None = None
+    cordoned: bool = False
+    labels: Mapping[str, str | None] = field(default_factory=dict)
+
+
+def gpu(index: int, **facts: Any) -> Gpu:
+    given = {"gpu_class": "h100-80g", "name": "H100", "memory_gb": 85.0, "memory_used_gb": 1.0, **facts}
+    return Gpu(uuid=f"GPU-{index}", index=index, **given)
+
+
+def host_of(node: Node, count: int = 0, *, booked: tuple[int, ...] = (), **facts: Any) -> Host:
+    """The node with so many GPUs; those of these indices are booked."""
+    gpus = tuple(gpu(index) for index in range(count)) if count else node.gpus
+    taken = {f"GPU-{index}": ReplicaId("rep-1") for index in booked}
+    return Host(node=replace(node, gpus=gpus), booked=taken, **facts)
+
+
+def fleet_of(*hosts: Host, replicas: tuple[Replica, ...] = (), **facts: Any) -> FleetStatistics:
+    nodes = [
+        NodeStatistics(
+            host=host,
+            lost_at=1.0 if host.standing is Standing.LOST else None,
+            revision=1,
+            replicas=tuple(replica for replica in replicas if host.id in replica.nodes),
+        )
+        for host in hosts
+    ]
+    return FleetStatistics(nodes=tuple(nodes), models=(), **facts)
+
+
+Replicas = Callable[..., Replica]
+
+
+@pytest.fixture
+def a_replica(a_model: Any) -> Replicas:
+    """A replica with a shard of each of these states, on n1, n2 and so on."""
+
+    def make(number: int, *states: ShardState) -> Replica:
+        model = a_model()
+        shards = tuple(
+            Shard(
+                spec=ShardSpec(
+                    id=ShardId(f"shd-{number}-{rank}"),
+                    replica=ReplicaId(f"rep-{number}"),
+                    epoch=1,
+                    node=NodeId(f"n{rank + 1}"),
+                    model=model,
+                    profile=model.profiles[0],
+                    rank=rank,
+                    count=len(states),
+                ),
+                state=state,
+                since=0.0,
+            )
+            for rank, state in enumerate(states)
+        )
+        return Replica(
+            id=shards[0].spec.replica,
+            model=model.name,
+            profile="p",
+            epoch=1,
+            shards=shards,
+            state=states[0],
+            since=0.0,
+        )
+
+    return make
+
+
+def shown(
+    fleet: FleetStatistics,
+    *links: Link,
+    kept: tuple[Kept, ...] = (),
+    skews: Mapping[NodeId, float] | None = None,
+    gpus: bool = True,
+) -> tuple[NodeView, ...]:
+    by_node = {each.node: each for each in kept}
+    return view_nodes(fleet, links, kept=by_node, skews=skews or {}, wall=WALL, gpus=gpus)
+
+
+def test_a_node_shows_its_link_and_what_it_has(node: Node, a_replica: Replicas) -> None:
+    disks = (Disk(path="/", free_gb=1.0, total_gb=2.0),)
+    fabrics = (FabricFound(name="ib-a", interface="ib0"),)
+    whole = replace(node, disks=disks, fabrics=fabrics, gpu_driver="550.1", memory_foreign_gb=0.5)
+    on_it = (a_replica(1, ShardState.READY), a_replica(2, ShardState.ENDED))
+    host = host_of(whole, 2, booked=(0,), booked_gb=1.5, labels={"zone": "a"})
+    (view,) = shown(fleet_of(host, replicas=on_it), Link(N1, connected=True), skews={N1: 0.04})
+    first, second = view.gpus or ()
+    assert (first.uuid, first.booked_by, first.memory_gb) == ("GPU-0", "rep-1", 85.0)
+    assert (second.booked_by, second.nvlink_peers, second.foreign) == (None, None, None)
+    assert replace(view, gpus=None) == NodeView(
+        node="n1",
+        state=NodeState.READY,
+        connected=True,
+        labels={"zone": "a"},
+        gpus_free=1,
+        gpu_driver="550.1",
+        classes=("h100-80g",),
+        fabrics=fabrics,
+        clock_skew_seconds=0.0,
+        memory_foreign_gb=0.5,
+        peer="10.0.0.2:41000",
+        heard_seconds_ago=2.0,
+        protocol=4,
+        version="0.1.0",
+        trunks=2,
+        cores=4,
+        memory_gb=16.0,
+        memory_available_gb=12.0,
+        memory_booked_gb=1.5,
+        disks=disks,
+        engines=node.engines,
+        replicas=("rep-1",),
+    )
+
+
+def test_what_a_node_did_not_say_is_not_known(node: Node) -> None:
+    (view,) = shown(fleet_of(Host(node=node)))
+    assert (view.disks, view.peer, view.heard_seconds_ago, view.trunks) == (None, None, None, None)
+    assert (view.gpus, view.gpus_free, view.classes, view.fabrics) == (None, None, None, None)
+    (joining,) = shown(NOBODY, Link(N1, connected=True))
+    assert (joining.cores, joining.memory_gb, joining.engines, joining.replicas) == (None, None, None, ())
+
+
+def test_a_node_that_has_no_gpu_is_told_from_one_where_nobody_looked(node: Node) -> None:
+    (view,) = shown(fleet_of(Host(node=replace(node, gpus=()))))
+    assert (view.gpus, view.gpus_free, view.classes) == ((), 0, ())
+
+
+def test_a_gpu_shows_who_else_is_on_it_and_its_peers(node: Node) -> None:
+    foreign = (ForeignUse(memory_gb=3.0, pid=77, name="python"),)
+    whole = replace(node, gpus=(gpu(0, foreign=foreign, nvlink_peers=()),))
+    (view,) = shown(fleet_of(Host(node=whole)))
+    assert view.gpus is not None
+    assert (view.gpus[0].foreign, view.gpus[0].nvlink_peers) == (foreign, ())
+
+
+def test_whoever_only_counts_gets_no_gpus(node: Node) -> None:
+    (view,) = shown(fleet_of(host_of(node, 8)), gpus=False)
+    assert (view.gpus, view.gpus_free) == (None, 8)
+
+
+@pytest.mark.parametrize(
+    ("standing", "connected", "state"),
+    [
+        (Standing.READY, True, NodeState.READY),
+        (Standing.SILENT, True, NodeState.JOINING),
+        (None, True, NodeState.JOINING),
+        (Standing.SILENT, False, NodeState.SILENT),
+        (Standing.READY, False, NodeState.SILENT),
+        (None, False, NodeState.SILENT),
+        (Standing.READY, None, NodeState.SILENT),
+        (Standing.LOST, False, NodeState.LOST),
+        (Standing.LOST, True, NodeState.LOST),
+        (Standing.LOST, None, NodeState.LOST),
+    ],
+)
+def test_a_nodes_state_comes_of_its_link_and_its_lease(
+    node: Node, *, standing: Standing | None, connected: bool | None, state: NodeState
+) -> None:
+    fleet = NOBODY if standing is None else fleet_of(Host(node=node, standing=standing))
+    links = () if connected is None else (Link(N1, connected=connected),)
+    (view,) = shown(fleet, *links)
+    assert view.state is state
+
+
+@pytest.mark.parametrize(
+    ("kept", "absent", "state", "heard"),
+    [
+        (Kept(N1, last_seen=WALL - 90.0), (), NodeState.SILENT, 90.0),
+        (Kept(N1, last_seen=WALL - 90.0), (N1,), NodeState.LOST, 90.0),
+        # the clock of this machine was set back meanwhile
+        (Kept(N1, last_seen=WALL + 90.0), (N1,), NodeState.LOST, 0.0),
+        (Kept(N1, cordoned=True), (), NodeState.UNSEEN, None),
+    ],
+)
+def test_a_node_that_has_not_dialled_since_the_start_is_shown_as_the_store_has_it(
+    kept: Kept, absent: tuple[NodeId, ...], state: NodeState, heard: float | None
+) -> None:
+    (view,) = shown(replace(NOBODY, absent=absent), kept=(kept,))
+    assert (view.node, view.state, view.heard_seconds_ago, view.connected) == ("n1", state, heard, False)
+
+
+def test_the_marks_of_a_node_that_is_away_are_shown() -> None:
+    kept = Kept(N1, last_seen=WALL, cordoned=True, labels={"zone": "a", "rack": None})
+    (view,) = shown(NOBODY, kept=(kept,))
+    assert (view.cordoned, view.labels) == (True, {"zone": "a"})
+
+
+def test_a_skewed_clock_changes_no_time_that_is_shown(node: Node) -> None:
+    fleet = fleet_of(Host(node=replace(node, clock=0.0)))
+    (view,) = shown(fleet, Link(N1, connected=True), kept=(Kept(N1, last_seen=5.0),), skews={N1: -WALL})
+    assert (view.state, view.heard_seconds_ago, view.clock_skew_seconds) == (NodeState.READY, 2.0, -WALL)
+
+
+def test_what_the_clock_of_a_node_that_is_away_was_is_not_told(node: Node) -> None:
+    (view,) = shown(fleet_of(Host(node=node, standing=Standing.LOST)), skews={N1: 9.0})
+    assert (view.clock_skew_seconds, view.warnings) == (None, None)
+
+
+def test_nodes_stand_by_name(node: Node) -> None:
+    links = (Link(NodeId("n3"), connected=True), Link(NodeId("n0"), connected=True))
+    views = shown(fleet_of(Host(node=node)), *links, kept=(Kept(N2, last_seen=1.0), Kept(N1, last_seen=1.0)))
+    assert [view.node for view in views] == ["n0", "n1", "n2", "n3"]
+
+
+def test_all_that_is_the_matter_with_a_machine_is_a_warning(node: Node) -> None:
+    ailing = replace(
+        node,
+        warnings=("the processor has no AVX2",),
+        gpus=(gpu(0), gpu(3, broken="it fell off the bus")),
+        fabrics=(FabricFound(name="ib-a"), FabricFound(name="ib-b", down="mlx5_1 has no ACTIVE port")),
+    )
+    (view,) = shown(fleet_of(Host(node=ailing)), Link(N1, connected=True), skews={N1: 3.2})
+    assert view.warnings == (
+        "the processor has no AVX2",
+        "GPU 3 (GPU-3) can't be used: it fell off the bus",
+        "fabric ib-b is out of service: mlx5_1 has no ACTIVE port",
+        "its clock is more than 2 s ahead of the server's: have both set by NTP",
+    )
+    assert view.gpus_free == 1
+
+
+@pytest.mark.parametrize(
+    ("skew", "said"), [(None, ""), (2.0, ""), (-2.0, ""), (2.1, "ahead of"), (-2.1, "behind"), (-1e9, "behind")]
+)
+def test_a_clock_is_a_matter_only_when_it_is_far_off(node: Node, skew: float | None, said: str) -> None:
+    assert [line.split("2 s ")[1].split(" the server")[0] for line in find_ailments(node, skew)] == [said] * bool(said)
+
+
+def test_a_replica_lives_where_a_shard_of_it_does(node: Node, a_replica: Replicas) -> None:
+    half = a_replica(1, ShardState.READY, ShardState.ENDED)
+    stopping = a_replica(2, ShardState.STOPPING)
+    first, second = fleet_of(Host(node=node), Host(node=replace(node, id=N2)), replicas=(half, stopping)).nodes
+    assert (living(first), living(second)) == (("rep-1", "rep-2"), ())
+
+
+def test_gpus_are_counted_by_class_and_free_where_one_could_have_them(node: Node) -> None:
+    mixed = replace(node, id=NodeId("n4"), gpus=(gpu(0, gpu_class="a100-40g"), gpu(1, broken="it is hot")))
+    fleet = fleet_of(
+        host_of(node, 8, booked=(0, 1, 2, 3)),
+        host_of(replace(node, id=N2), 8, cordoned=True),
+        host_of(replace(node, id=NodeId("n3")), 4, standing=Standing.LOST),
+        Host(node=mixed),
+        Host(node=replace(node, id=NodeId("n5"))),
+    )
+    assert sum_classes(fleet) == {
+        "a100-40g": ClassView(free=1, total=1),
+        "h100-80g": ClassView(free=4, total=8 + 8 + 4 + 1),
+    }
+
+
+def test_whole_nodes_are_counted_by_fabric(node: Node) -> None:
+    on_a = replace(node, fabrics=(FabricFound(name="ib-a"),))
+    on_both = replace(node, fabrics=(FabricFound(name="ib-a", down="no port"), FabricFound(name="ib-b")))
+    fleet = fleet_of(
+        host_of(on_a, 8),
+        host_of(replace(on_a, id=N2), 8, booked=(0,)),
+        host_of(replace(on_a, id=NodeId("n3")), 8, cordoned=True),
+        host_of(replace(on_both, id=NodeId("n4")), 8),
+        # nothing of it can be free
+        Host(node=replace(on_a, id=NodeId("n5"), gpus=())),
+    )
+    assert sum_fabrics(fleet) == {
+        "ib-a": FabricView(whole_free=1, down=1, total=5),
+        "ib-b": FabricView(whole_free=1, down=0, total=1),
+    }
+
+
+def test_the_brake_names_who_is_lost_and_what_waits_there(node: Node, a_replica: Replicas) -> None:
+    assert view_brake(NOBODY, 0.0) is None
+    fleet = fleet_of(
+        Host(node=node, standing=Standing.LOST),
+        Host(node=replace(node, id=N2)),
+        replicas=(a_replica(1, ShardState.READY),),
+        absent=(NodeId("n7"),),
+        brake=Brake(lost=2, nodes=3, until=1600.04),
+    )
+    assert view_brake(fleet, 1000.0) == BrakeView(
+        lost=2, nodes=3, seconds_left=600.0, who=("n1", "n7"), held=("rep-1",)
+    )
