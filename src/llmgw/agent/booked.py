@@ -121,14 +121,15 @@ async def find_fabric(spec: ShardSpec, tools: Tools) -> Fabric | None:
     return Fabric(address=found.address or "", interface=found.interface or "", hcas=found.hcas)
 
 
-async def wait_given_back(spec: ShardSpec, tools: Tools, before: Sequence[Gpu]) -> None:
-    """Wait, for so long at most, until the device says that the GPUs of a shard that has ended are free of it.
+async def wait_given_back(spec: ShardSpec, tools: Tools, before: Sequence[Gpu]) -> bool:
+    """Wait, for so long at most, until the device says that the GPUs of a shard that has ended are free of it; whether
+    it has said so.
 
     ``before``: what they were like before its start, where that was seen. What the driver still holds after that is
     told of, and reported as in use from now on.
     """
     if not spec.gpus:
-        return
+        return True
     nameless = {gpu.uuid: _measure_nameless(gpu) for gpu in before}
     deadline, pause = trio.current_time() + GIVEN_BACK_SECONDS, FIRST_PAUSE
     while held := await _measure_held(spec.gpus, tools, nameless):
@@ -136,9 +137,10 @@ async def wait_given_back(spec: ShardSpec, tools: Tools, before: Sequence[Gpu]) 
             told = ", ".join(f"{gb:.1f} GB of {uuid}" for uuid, gb in held.items())
             text = "shard %s has ended, and %s are not given back after %g s; they count as in use by another"
             log.warning(text, spec.id, told, GIVEN_BACK_SECONDS)
-            return
+            return False
         await trio.sleep(pause)
         pause = min(pause * 1.5, LONGEST_PAUSE)
+    return True
 
 
 async def _measure_held(uuids: Sequence[str], tools: Tools, nameless: dict[str, float]) -> dict[str, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from llmgw.agent.hands import Hands, Log, Process, State
 from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings, Pace
 from llmgw.agent.telling import Telling
-from llmgw.core.node import Gpu
+from llmgw.core.node import Gpu, Node
 from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import Command, Launch
@@ -33,13 +33,15 @@ OOM_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tools:
-    """What every shard of a node works with."""
+    """What every shard of a node works with. ``tell_node`` hands up what is new of the node, ahead of what is reported
+    after it."""
 
     engines: Mapping[str, Engine]
     settings: AgentSettings
     hands: Hands
     programs: Programs
     ports: Ports
+    tell_node: Callable[[Node], None] = lambda node: None
 
     @property
     def state(self) -> State:
@@ -225,7 +227,9 @@ class Held:
                 log.error("shard %s: processes %s can't be killed; trying on", self.spec.id, pids)
                 self.telling.progress(f"can't be killed: processes {pids}")
             self.close()
-            await wait_given_back(self.spec, self.tools, self.gpus or ())
+            if not await wait_given_back(self.spec, self.tools, self.gpus or ()):
+                # The server is to hear of that before it hears of the end, or it takes the cards for free.
+                self.tools.tell_node(await self.tools.hands.survey(self.tools))
         if self.port is not None:
             self.tools.ports.give_back(self.port)
             self.port = None

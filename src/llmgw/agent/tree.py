@@ -67,9 +67,16 @@ async def serve_node(
         await hands.run(hands.state.make)
         programs = Programs(hands, retry_seconds=settings.pace.recheck)
         ports = Ports(*settings.engine_ports, is_free=hands.is_free)
-        tools = Tools(engines=engines, settings=settings, hands=hands, programs=programs, ports=ports)
-        found = await adopt(tools)
         outbox = Outbox()
+        tools = Tools(
+            engines=engines,
+            settings=settings,
+            hands=hands,
+            programs=programs,
+            ports=ports,
+            tell_node=outbox.put_node,
+        )
+        found = await adopt(tools)
         async with trio.open_nursery() as nursery:
             shards = Shards(tools, outbox, nursery, places or Places())
             for adopted in found.running:

@@ -23,7 +23,8 @@ def find_brake(lost_at: Collection[float], nodes: int, seconds: float, now: floa
 
     ``lost_at`` is when each of those that are lost now was. Who is lost for longer counts as gone, on neither side.
     """
-    recent = sorted(at for at in lost_at if now - at < seconds)
+    # (as ``until`` is reckoned: else the last bit of a float may keep it at the moment when it is to be over)
+    recent = sorted(at for at in lost_at if now < at + seconds)
     rest = nodes - len(lost_at) + len(recent)
     if not _holds(len(recent), rest):
         return None

@@ -24,6 +24,8 @@ PATH_SECONDS = 30.0
 # taken.
 LEAST_FETCH_SECONDS = 300.0
 CROWDING_SECONDS = 60.0
+# Else of two nodes where it never works the better one would be tried again, and a third one never.
+FAILED_SECONDS = 120.0
 WHOLE_NODE_SECONDS = 30.0
 STRADDLING_SECONDS = 45.0
 GPU_NODE_SECONDS = 20.0
@@ -33,13 +35,15 @@ GPU_NODE_SECONDS = 20.0
 class Score:
     """What a place costs, in seconds over all its nodes: less is better.
 
-    ``fetch``: weights that they don't hold have to come first. ``crowding``: replicas of the same model are there.
+    ``fetch``: weights that they don't hold have to come first. ``failures``: the model failed there of late.
+    ``crowding``: replicas of the same model are there.
     ``whole_nodes``: nodes all of whose GPUs were free, and are not any more. ``straddling``: TP groups that NVLink
     doesn't join, though others are. ``gpu_nodes``: nodes with GPUs under a profile that needs none.
     """
 
     seconds: float = 0.0
     fetch_seconds: float = 0.0
+    failures_seconds: float = 0.0
     crowding_seconds: float = 0.0
     whole_nodes_seconds: float = 0.0
     straddling_seconds: float = 0.0
@@ -93,9 +97,11 @@ def bid(need: Need, fits: Sequence[Host]) -> Iterator[Bid]:
 
 def _offer(need: Need, hosts: Sequence[Host]) -> Iterator[Offer]:
     source, name, gpus, tp = need.model.source, need.model.name, need.gpus, need.profile.tp
-    fetch_seconds = _fetch_seconds(need)
+    fetch_seconds, failed = _fetch_seconds(need), need.failed
     for host in hosts:
         seconds = CROWDING_SECONDS * host.replicas.get(name, 0)
+        if failed:
+            seconds += FAILED_SECONDS * failed.get(host.id, 0)
         if source not in host.holds:
             seconds += fetch_seconds
         if not gpus:
@@ -147,6 +153,7 @@ def score(need: Need, offers: Sequence[Offer]) -> Score:
     return Score(
         seconds=sum(offer.seconds for offer in offers),
         fetch_seconds=fetching * _fetch_seconds(need),
+        failures_seconds=sum(need.failed.get(offer.id, 0) for offer in offers) * FAILED_SECONDS,
         crowding_seconds=crowding * CROWDING_SECONDS,
         whole_nodes_seconds=whole * WHOLE_NODE_SECONDS,
         straddling_seconds=straddling * STRADDLING_SECONDS,

@@ -23,8 +23,9 @@ class Need:
 
     ``gpus`` is how many of a node, ``gpu_class`` of which class, None of any one. ``blind``: nobody has looked for GPUs
     on any node, and a profile that takes any runs with whatever is there. ``fabric`` is the one that is looked at, None
-    any. ``newer`` are the keys that an old agent passes over. ``checks`` are those that this profile can fail, in their
-    order: what an operator must remove before what passes by itself.
+    any. ``failed`` counts for each node the tries that failed there of late. ``newer`` are the keys that an old agent
+    passes over. ``checks`` are those that this profile can fail, in their order: what an operator must remove before
+    what passes by itself.
     """
 
     model: Model
@@ -33,6 +34,7 @@ class Need:
     now: float
     fabric: str | None = None
     blind: bool = False
+    failed: Mapping[NodeId, int] = field(default_factory=dict)
     gpus: int = field(init=False)
     gpu_class: str | None = field(init=False)
     newer: tuple[str, ...] = field(init=False)

@@ -63,6 +63,9 @@ BACKSTOP_SECONDS = 30.0
 # The nodes of a replica that ran before this server each come when they come. Then it is whole, or it is none.
 WHOLE_SECONDS = 30.0
 
+# What failed on a node longer ago says little of the next try there.
+FAILED_SECONDS = 3600.0
+
 # Before a server says otherwise.
 REPLACE_AFTER_SECONDS = 60.0
 BRAKE_SECONDS = 600.0
@@ -164,13 +167,22 @@ class Fleet:
         return min(max(math.ceil(left if left > 0 else USUAL_LOAD_SECONDS), 1), LONGEST_RETRY_AFTER_SECONDS)
 
     def hosts(self) -> tuple[Host, ...]:
-        """The nodes as placement sees them now, by id: with ``backing_off`` all that an answer depends on, for whoever
-        wants it explained somewhere else."""
+        """The nodes as placement sees them now, by id: with ``backing_off`` and ``failed`` all that an answer depends
+        on, for whoever wants it explained somewhere else."""
         return self._roster.hosts()
 
     def backing_off(self, name: ModelName) -> dict[NodeId, float]:
         """Until when each node is not tried again for this model, because it failed there."""
         return {node: failures.until for (model, node), failures in self._failures.items() if model == name}
+
+    def failed(self, name: ModelName, now: float) -> dict[NodeId, int]:
+        """How often in a row this model failed on each node, the last time within an hour."""
+        recent = now - FAILED_SECONDS
+        return {
+            node: failures.count
+            for (model, node), failures in self._failures.items()
+            if model == name and failures.until > recent
+        }
 
     def wanted(self, model: Model, now: float) -> int:
         """How many replicas there are to be now."""
@@ -398,9 +410,9 @@ class Fleet:
             self._plan_waiting()
         if applied is not None:
             for key in [key for key in self._forget_at if key[0] == node.id]:
-                life = self._roster.at(*key)
+                life = self._roster.owner(key)
                 # It has taken the set without this shard and never spoke of it: it never saw the set with it.
-                if life is not None and applied >= life.withdrawn_by.get(node.id, math.inf):
+                if applied >= life.withdrawn_by.get(node.id, math.inf):
                     self._gone(life, node.id, now)
 
     def _fall_silent(self, name: NodeId) -> None:
@@ -616,13 +628,11 @@ class Fleet:
             del self._retry_at[name]
             self._plan_later(name)
         for key in [key for key, at in self._forget_at.items() if at <= now]:
-            life = self._roster.at(*key)
-            if life is not None:
-                self._gone(life, key[0], now)
+            self._gone(self._roster.owner(key), key[0], now)
         for whole in [key for key, at in self._whole_at.items() if at <= now]:
             del self._whole_at[whole]
-            life = self._roster.lives[whole]
-            if not life.complete:
+            life = self._roster.lives.get(whole)
+            if life is not None and not life.complete:
                 self._take_back(life, f"{len(life.replica.shards)} of its {life.count} shards came back", now)
         if self._brake is None:
             for node in [node for node, at in self._replace_at.items() if at <= now]:
@@ -687,7 +697,8 @@ class Fleet:
         # books none. Its end plans this model again.
         there = sum(map(self._counts, self._roster.of(model.name))) - len(replaceable)
         for _ in range(min(lacking, model.scaling.max - there)):
-            verdict = place(model, self._roster.hosts(), self.backing_off(model.name), now)
+            backing_off, failed = self.backing_off(model.name), self.failed(model.name, now)
+            verdict = place(model, self._roster.hosts(), backing_off, now, failed=failed)
             earlier = self._verdicts.get(model.name)
             self._verdicts[model.name] = verdict
             if isinstance(verdict, Rejected):

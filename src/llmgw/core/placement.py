@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
+from types import MappingProxyType
 
 from llmgw.core.costs import Bid, Offer, Score, bid, score
 from llmgw.core.filters import Need, describe, find_cards, find_reason, find_reasons, is_blind
@@ -108,6 +109,8 @@ class Rejected:
 
 Verdict = Placement | Rejected
 
+NOWHERE: Mapping[NodeId, int] = MappingProxyType({})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
@@ -140,17 +143,24 @@ class Explanation:
     unlock: Unlock | None
 
 
-def place(model: Model, hosts: Sequence[Host], backing_off: Mapping[NodeId, float], now: float) -> Verdict:
+def place(
+    model: Model,
+    hosts: Sequence[Host],
+    backing_off: Mapping[NodeId, float],
+    now: float,
+    *,
+    failed: Mapping[NodeId, int] = NOWHERE,
+) -> Verdict:
     """Find nodes and GPUs for one more replica of ``model``: all that it needs, or none.
 
-    ``backing_off`` says until when a node is not tried again. The best profile that fits anywhere wins, where it costs
-    the least; whatever the order of ``hosts``, the same.
+    ``backing_off`` says until when a node is not tried again, ``failed`` how often it failed there of late. The best
+    profile that fits anywhere wins, where it costs the least; whatever the order of ``hosts``, the same.
     """
     by_id = sorted(hosts, key=attrgetter("id"))
     blind = is_blind(by_id)
     refused: list[_Found] = []
     for profile in by_priority(model):
-        need = Need(model=model, profile=profile, backing_off=backing_off, now=now, blind=blind)
+        need = Need(model=model, profile=profile, backing_off=backing_off, now=now, blind=blind, failed=failed)
         fits = []
         for host in by_id:
             reason = find_reason(need, host)
@@ -171,15 +181,22 @@ def place(model: Model, hosts: Sequence[Host], backing_off: Mapping[NodeId, floa
     return Rejected(_refusals=Refusals(refused))
 
 
-def explain(model: Model, hosts: Sequence[Host], backing_off: Mapping[NodeId, float], now: float) -> Explanation:
+def explain(
+    model: Model,
+    hosts: Sequence[Host],
+    backing_off: Mapping[NodeId, float],
+    now: float,
+    *,
+    failed: Mapping[NodeId, int] = NOWHERE,
+) -> Explanation:
     """All that ``place`` would go by, were it asked now."""
-    verdict = place(model, hosts, backing_off, now)
+    verdict = place(model, hosts, backing_off, now, failed=failed)
     by_id = sorted(hosts, key=attrgetter("id"))
     candidates: list[Candidate] = []
     ranked: list[tuple[Need, Bid]] = []
     blind = is_blind(by_id)
     for profile in by_priority(model):
-        need = Need(model=model, profile=profile, backing_off=backing_off, now=now, blind=blind)
+        need = Need(model=model, profile=profile, backing_off=backing_off, now=now, blind=blind, failed=failed)
         look = _look_at_nodes if profile.nodes == 1 else _look_at_fabrics
         candidates += look(need, by_id)
         fits = [host for host in by_id if find_reason(need, host) is None]
@@ -215,7 +232,12 @@ def _look_at_fabrics(need: Need, hosts: Sequence[Host]) -> Iterator[Candidate]:
     names = sorted({fabric.name for host in hosts for fabric in host.node.fabrics})
     for name in names:
         of_fabric = Need(
-            model=need.model, profile=need.profile, backing_off=need.backing_off, now=need.now, fabric=name
+            model=need.model,
+            profile=need.profile,
+            backing_off=need.backing_off,
+            now=need.now,
+            fabric=name,
+            failed=need.failed,
         )
         members = [host for host in hosts if any(fabric.name == name for fabric in host.node.fabrics)]
         against = {host.id: _reject_fully(of_fabric, host) for host in members}

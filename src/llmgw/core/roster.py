@@ -263,6 +263,10 @@ class Roster:
         """The life that has a shard of this epoch on the node."""
         return self._at.get((node, name, epoch))
 
+    def owner(self, key: ShardKey) -> Life:
+        """The life of a shard that is known to be one's."""
+        return self._at[key]
+
     def of(self, name: ModelName) -> Iterator[Life]:
         return iter(self._by_model.get(name, {}).values())
 

@@ -177,7 +177,8 @@ class Manage:
     async def explain(self, name: str) -> ExplanationView:
         fleet, model, now = self._scheduler.fleet, self._defining.find(name), self._clock()
         # With many nodes it takes longer than a turn may.
-        found = await trio.to_thread.run_sync(explain, model, fleet.hosts(), fleet.backing_off(model.name), now)
+        hosts, backing_off, failed = fleet.hosts(), fleet.backing_off(model.name), fleet.failed(model.name, now)
+        found = await trio.to_thread.run_sync(lambda: explain(model, hosts, backing_off, now, failed=failed))
         return explain_model(fleet, model, found, now)
 
     async def explain_what_if(self, file: str, text: str) -> tuple[ExplanationView, ...]:

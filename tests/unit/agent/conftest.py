@@ -76,7 +76,7 @@ def settings(tmp_path: Path) -> Iterator[AgentSettings]:
 
 def find_range(count: int) -> tuple[int, int]:
     """A stretch of free ports, another one for each process of tests."""
-    for first in range(21000 + os.getpid() % 500 * 20, 32000, count):
+    for first in range(21000 + os.getpid() % 199 * 20, 25000, count):
         if all(is_free(port) for port in range(first, first + count)):
             return first, first + count - 1
     raise AssertionError("no free ports on this machine")

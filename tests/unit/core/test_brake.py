@@ -37,3 +37,11 @@ def test_it_is_over_exactly_when_it_says(lost: list[int], there: int, seconds: i
         for later in range(now, 200):
             held = find_brake(lost_at, len(lost_at) + there, float(seconds), float(later)) is not None
             assert held is (later < brake.until)
+
+
+def test_it_is_over_at_the_very_moment_that_it_names() -> None:
+    # (a + 600) - a is a little less than 600 here
+    at = 3943.616755677566
+    brake = find_brake([at] * 3, 3, 600.0, at)
+    assert brake is not None
+    assert find_brake([at] * 3, 3, 600.0, brake.until) is None

@@ -9,6 +9,7 @@ from machines import A100, H100, NONE, PAIRS, SOURCE, a_box, a_fabric, a_gpu, a_
 from llmgw.core.costs import Score, bid, score
 from llmgw.core.hosts import Host
 from llmgw.core.model import ModelName
+from llmgw.core.node import NodeId
 from llmgw.core.replica import ReplicaId
 
 HOLDS = frozenset([SOURCE])
@@ -40,6 +41,14 @@ def test_a_path_is_not_fetched_and_a_second_replica_goes_to_another_node() -> No
     assert min(bid(need, [read, a_host("n2")])).ids == ("n2",)
     assert score(need, min(bid(need, [a_host("n2")])).offers) == Score(seconds=30.0, fetch_seconds=30.0)
     assert min(bid(need, [replace(read, replicas={}), a_host("n0")])).ids == ("n1",)
+
+
+def test_where_it_failed_of_late_it_is_tried_after_where_it_did_not() -> None:
+    need = replace(a_need(), failed={NodeId("n1"): 2, NodeId("n2"): 1})
+    hosts = [a_host(f"n{number}", holds=HOLDS) for number in (1, 2, 3)]
+    assert min(bid(need, hosts)).ids == ("n3",)
+    assert min(bid(need, hosts[:2])).ids == ("n2",)
+    assert score(need, min(bid(need, hosts[:1])).offers) == Score(seconds=240.0, failures_seconds=240.0)
 
 
 def test_replicas_of_the_same_model_crowd() -> None:

@@ -1291,6 +1291,33 @@ def test_an_older_epoch_that_comes_late_is_to_stop() -> None:
     assert "is to stop" in announced(effects)[0].text
 
 
+def test_a_group_that_was_taken_over_and_dies_at_once_begins_anew() -> None:
+    _, shards = a_group()
+    fleet, _ = a_restarted((a_gpu_node("n1"), shards[0]), (a_gpu_node("n2"), shards[1]))
+    fleet.handle(a_word(shards[1], ShardState.ENDED, cause="no"), 2.0)
+    fleet.handle(a_word(shards[0], ShardState.ENDED), 3.0)
+    fleet.handle(Wakeup(), 8.0)
+    assert the_replica(fleet).epoch == 2
+    # the time at which the first one was to be whole
+    fleet.handle(Wakeup(), 60.0)
+    assert the_replica(fleet).epoch == 2
+
+
+def test_where_it_failed_of_late_it_is_tried_last() -> None:
+    fleet, effects = a_fleet(a_model(), nodes=[a_node(f"n{n}") for n in (1, 2, 3)])
+    tried = []
+    now = 0.0
+    for _ in range(3):
+        shard = next(shard for desire in desires(effects) for shard in desire.shards)
+        tried.append(shard.node)
+        # (longer than any wait)
+        now += 600.0
+        effects = fleet.handle(a_word(shard, ShardState.ENDED, cause="never ready"), now)
+    assert tried == ["n1", "n2", "n3"]
+    assert fleet.failed(M, now) == {"n1": 1, "n2": 1, "n3": 1}
+    assert fleet.failed(M, now + 3700.0) == {}
+
+
 # Why
 
 

@@ -15,6 +15,7 @@ FEW = 3
 # What a score is made of, by its key without "_seconds".
 PARTS = {
     "fetch": "to fetch the weights",
+    "failures": "for tries that failed there",
     "crowding": "for replicas of the same model there",
     "whole_nodes": "for a whole node broken into",
     "straddling": "for GPUs that NVLink does not join",
