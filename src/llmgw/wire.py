@@ -7,9 +7,10 @@ A desired set is sent whole once and then by what changes; whoever finds that a 
 from __future__ import annotations
 
 import dataclasses
-import math
+import types
+import typing
 from collections.abc import Mapping
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, NewType, TypeVar, Union
 
 import msgspec
 import msgspec.structs
@@ -19,12 +20,14 @@ from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ShardId, ShardReport, ShardSpec
 from llmgw.errors import LlmgwError
 
-PROTOCOL = 3
+PROTOCOL = 4
 # A server is upgraded before its agents: it speaks what they spoke before.
 OLDEST = 1
-# From here on agents tell what they have applied; and know all that a definition may ask for.
+# From here on agents tell what they have applied; know all that a definition of protocol 3 may ask for; and look for
+# GPUs and take those that are booked for a shard, and no others.
 TELLS_APPLIED = 2
 KNOWS_ALL_KEYS = 3
+TELLS_GPUS = 4
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # Of names and ids, of any other text (an engine's argument may be a chat template), and of anything counted.
@@ -34,33 +37,76 @@ LIST_ITEMS = 8192
 # The numbers that every JSON reader keeps exact.
 INT_LIMIT = 2**53
 
-# What a person is to read at a glance; agents cut theirs before they send it.
+# What a person is to read at a glance, and what a device, a fabric or a label is called; agents cut theirs before they
+# send it.
 WORDS_CHARS = 4000
+SHORT_CHARS = 256
 # A node is told, and runs, a few; each is looked at one by one.
 SHARDS = 1024
 # Of an engine, those that there is something to tell of.
 FLAGS = 100
-
-_NAME_FIELDS = frozenset({"id", "node", "shard", "replica"})
-_WORDS_FIELDS = frozenset({"cause", "remedy", "progress", "broken", "flag", "given_by", "detail"})
-_LENGTHS = {"running": SHARDS, "shards": SHARDS, "put": SHARDS, "drop": SHARDS, "flags": FLAGS}
-# What can be so: a try's number is counted on from here, and sizes are added up and shown.
-_RANGES: dict[str, tuple[float, float]] = {
-    "epoch": (0, 2**40),
-    "cores": (0, 1e5),
-    "memory_gb": (0, 1e7),
-    "memory_available_gb": (0, 1e7),
-    "free_gb": (0, 1e9),
-    "total_gb": (0, 1e9),
-    "port": (0, 65535),
-    "cache_used": (0, 1),
-    "flags_ok": (0, 1e5),
-}
+# Of a node, and of one of its GPUs: what a machine may have, with room for what is still to be built.
+GPUS = 64
+FOREIGN_USES = 64
+MIG_INSTANCES = 64
+FABRICS = 16
+LABELS = 64
+WARNINGS = 20
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS)]
-Word = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]+$")]
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Word = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]+\Z")]
+Count = Annotated[int, msgspec.Meta(ge=0, le=INT_LIMIT)]
 Said = Annotated[str, msgspec.Meta(max_length=2000)]
+
+_Text = Annotated[str, msgspec.Meta(max_length=TEXT_CHARS)]
+_Words = Annotated[str, msgspec.Meta(max_length=WORDS_CHARS)]
+_Short = Annotated[str, msgspec.Meta(max_length=SHORT_CHARS)]
+_ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=SHORT_CHARS)]
+# What other nodes' engines are told to connect to, as an argument: nothing that could be taken for a flag.
+_Host = Annotated[str, msgspec.Meta(max_length=SHORT_CHARS, pattern=r"^[0-9A-Za-z\[:][0-9A-Za-z._:%\[\]-]*\Z")]
+
+# By field, or by type and field: of a text, or of each in a list or mapping of them. Any other is ``_Text``.
+_TEXTS: Mapping[str, Any] = {
+    **dict.fromkeys(("id", "node", "shard", "replica"), Name),
+    **dict.fromkeys(
+        ("cause", "remedy", "progress", "broken", "flag", "given_by", "detail", "down", "warnings"), _Words
+    ),
+    **dict.fromkeys(("uuid", "nvlink_peers", "ShardSpec.gpus", "fabric", "FabricFound.name", "hcas"), _ShortName),
+    **dict.fromkeys(("gpu_driver", "pci", "shape", "interface", "labels", "Gpu.gpu_class"), _Short),
+    **dict.fromkeys(("Gpu.name", "ForeignUse.name"), _Short),
+    **dict.fromkeys(("address", "rendezvous"), _Host),
+}
+_LENGTHS: Mapping[str, int] = {
+    **dict.fromkeys(("running", "shards", "put", "drop"), SHARDS),
+    "flags": FLAGS,
+    "gpus": GPUS,
+    "nvlink_peers": GPUS,
+    "mig": MIG_INSTANCES,
+    "foreign": FOREIGN_USES,
+    "fabrics": FABRICS,
+    "hcas": GPUS,
+    "labels": LABELS,
+    "warnings": WARNINGS,
+}
+# What can be so: a try's number is counted on from here, and sizes are added up and shown.
+_RANGES: Mapping[str, tuple[int, int]] = {
+    "epoch": (0, 2**40),
+    "cores": (0, 100_000),
+    **dict.fromkeys(("memory_gb", "memory_available_gb", "memory_used_gb", "memory_foreign_gb"), (0, 10**7)),
+    **dict.fromkeys(("free_gb", "total_gb"), (0, 10**9)),
+    "gpu_memory_gb": (0, 10**7),
+    "port": (0, 65535),
+    "cache_used": (0, 1),
+    "flags_ok": (0, 100_000),
+    "index": (0, 100_000),
+    "temperature_c": (-1000, 10_000),
+    "utilization_percent": (0, 1000),
+    "ecc_errors": (0, INT_LIMIT),
+    # a clock may be wrong by years, which is for others to find odd
+    "clock": (0, 10**12),
+    "nodes": (1, SHARDS),
+    **dict.fromkeys(("prompt", "completion", "cached"), (0, 10**9)),
+}
 
 
 class WireError(LlmgwError):
@@ -73,7 +119,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
     protocol: int
     node: Name
     run: Word
-    dial: Annotated[int, msgspec.Meta(ge=1)]
+    dial: Annotated[int, msgspec.Meta(ge=1, le=INT_LIMIT)]
     version: Word
 
 
@@ -148,13 +194,77 @@ class _OldNodeWord(msgspec.Struct, frozen=True, kw_only=True, tag="node"):
 
 AgentMessage = Hello | Register | NodeWord | ShardWord | Resync
 ServerMessage = Welcome | Refused | Desired | DesiredDelta | Goaway
+_OldAgentMessage = Hello | Register | _OldNodeWord | ShardWord | Resync
 M = TypeVar("M")
+T = TypeVar("T")
+
+
+# -- bounds: the same at both ends, so that nothing is sent that the other end refuses for ever
+
+
+# (made here out of what is found, which no type checker could follow)
+_Union: Any = Union
+_Tuple: Any = tuple
+_List: Any = list
+_Dict: Any = dict
+
+
+def _bound(kind: Any, field: str, known: dict[Any, Any]) -> Any:
+    """The type of those values of ``kind`` that may be sent in ``field``, as ``Gpu.uuid``.
+
+    Facts become structs that only a decoder ever sees: it compares in C what would take Python longer than all the
+    rest of a report. ``known`` are those that there are already.
+    """
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    inner = [_bound(part, field, known) for part in parts if part is not Ellipsis] if origin is not Annotated else []
+    most = msgspec.Meta(max_length=_look_up(_LENGTHS, field, LIST_ITEMS))
+    found: Any = kind
+    if isinstance(kind, NewType):
+        found = _bound(kind.__supertype__, field, known)
+    elif kind is str:
+        found = _look_up(_TEXTS, field, _Text)
+    elif kind in (int, float):
+        low, high = _look_up(_RANGES, field, (-INT_LIMIT, INT_LIMIT) if kind is int else (None, None))
+        found = Annotated[kind, msgspec.Meta(ge=low, le=high)]
+    elif origin in (Union, types.UnionType):
+        found = _Union[tuple(inner)]
+    elif origin is tuple and Ellipsis not in parts:
+        found = _Tuple[tuple(inner)]
+    elif origin in (tuple, frozenset):
+        found = Annotated[_List[inner[0]], most]
+    elif origin is Mapping:
+        found = Annotated[_Dict[tuple(inner)], most]
+    elif dataclasses.is_dataclass(kind) or hasattr(kind, "__struct_fields__"):
+        found = known[kind] = known.get(kind) or _bound_fields(kind, known)
+    return found
+
+
+def _bound_fields(kind: Any, known: dict[Any, Any]) -> type:
+    hints = typing.get_type_hints(kind, include_extras=True)
+    # What is missing is missed by who reads the message itself.
+    fields: list[tuple[str, Any, Any]] = [
+        (name, _bound(hint, f"{kind.__name__}.{name}", known), None) for name, hint in hints.items() if name[0] != "_"
+    ]
+    tag = kind.__struct_config__.tag if hasattr(kind, "__struct_config__") else None
+    return msgspec.defstruct(kind.__name__, fields, kw_only=True, gc=False, tag=tag)
+
+
+def _look_up(table: Mapping[str, T], field: str, otherwise: T) -> T:
+    return table.get(field, table.get(field.partition(".")[2], otherwise))
+
+
+_known: dict[Any, Any] = {}
+
 
 _ENCODE = msgspec.json.Encoder().encode
-_FROM_AGENT = msgspec.json.Decoder(AgentMessage)
-_OldAgentMessage = Hello | Register | _OldNodeWord | ShardWord | Resync
+_FROM_AGENT: msgspec.json.Decoder[AgentMessage] = msgspec.json.Decoder(AgentMessage)
 _FROM_OLD_AGENT: msgspec.json.Decoder[_OldAgentMessage] = msgspec.json.Decoder(_OldAgentMessage)
-_FROM_SERVER = msgspec.json.Decoder(ServerMessage)
+_FROM_SERVER: msgspec.json.Decoder[ServerMessage] = msgspec.json.Decoder(ServerMessage)
+_BOUNDS_OF_AGENT: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_bound(AgentMessage, "", _known))
+_BOUNDS_OF_SERVER: msgspec.json.Decoder[Any] = msgspec.json.Decoder(_bound(ServerMessage, "", _known))
+
+
+# -- there and back
 
 
 def refuse_protocol(theirs: int) -> str | None:
@@ -166,121 +276,60 @@ def refuse_protocol(theirs: int) -> str | None:
 
 
 def encode(message: AgentMessage | ServerMessage) -> bytes:
-    """The message as it goes out. Raises WireError for one that the other end would refuse."""
-    _check(message, "$")
+    """The message as it goes out. Raises WireError for one that the other end would refuse.
+
+    A float that is no number goes out as null, which is refused where there has to be one.
+    """
+    what = type(message).__name__
     try:
         data = _ENCODE(message)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as error:
-        raise WireError(f"{_tag(message)}: can't be written: {_clip(error)}") from error
+        raise WireError(f"{what}: can't be written: {_clip(error)}") from error
     if len(data) > MAX_MESSAGE_BYTES:
-        raise WireError(f"{_tag(message)}: {len(data)} bytes; a message may have {MAX_MESSAGE_BYTES}")
+        raise WireError(f"{what}: {len(data)} bytes; a message may have {MAX_MESSAGE_BYTES}")
+    try:
+        (_BOUNDS_OF_SERVER if isinstance(message, ServerMessage) else _BOUNDS_OF_AGENT).decode(data)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise WireError(f"{what}: {_clip(error)}") from error
     return data
 
 
 def decode_from_agent(data: bytes, protocol: int) -> AgentMessage:
     """What an agent of ``protocol`` said; ``Hello`` reads the same in all. Raises WireError, and nothing else."""
-    if protocol >= KNOWS_ALL_KEYS:
-        return _decode(_FROM_AGENT, data)
-    message = _decode(_FROM_AGENT, data) if protocol >= TELLS_APPLIED else _decode(_FROM_OLD_AGENT, data)
+    if protocol >= TELLS_GPUS:
+        return _decode(_FROM_AGENT, _BOUNDS_OF_AGENT, data)
+    message: AgentMessage | _OldNodeWord
+    if protocol >= TELLS_APPLIED:
+        message = _decode(_FROM_AGENT, _BOUNDS_OF_AGENT, data)
+    else:
+        message = _decode(_FROM_OLD_AGENT, _BOUNDS_OF_AGENT, data)
     match message:
         case _OldNodeWord():
-            return NodeWord(node=_outdate(message.node), applied=None)
+            return NodeWord(node=_know_less(message.node, protocol), applied=None)
         case NodeWord() | Register():
-            return msgspec.structs.replace(message, node=_outdate(message.node))
+            return msgspec.structs.replace(message, node=_know_less(message.node, protocol))
         case _:
             return message
 
 
-def _outdate(node: Node) -> Node:
-    return dataclasses.replace(node, outdated=True)
+def _know_less(node: Node, protocol: int) -> Node:
+    """The node as an agent of ``protocol`` can know it, whatever it sends."""
+    return dataclasses.replace(node, gpus=None, fabrics=(), outdated=protocol < KNOWS_ALL_KEYS)
 
 
 def decode_from_server(data: bytes) -> ServerMessage:
     """What the server said. Raises WireError, and nothing else."""
-    return _decode(_FROM_SERVER, data)
+    return _decode(_FROM_SERVER, _BOUNDS_OF_SERVER, data)
 
 
-def _decode(decoder: msgspec.json.Decoder[M], data: bytes) -> M:
+def _decode(decoder: msgspec.json.Decoder[M], bounds: msgspec.json.Decoder[Any], data: bytes) -> M:
     if len(data) > MAX_MESSAGE_BYTES:
         raise WireError(f"a message of {len(data)} bytes; it may have {MAX_MESSAGE_BYTES}")
     try:
-        message = decoder.decode(data)
+        bounds.decode(data)
+        return decoder.decode(data)
     except (msgspec.MsgspecError, ValueError, RecursionError, OverflowError) as error:
         raise WireError(f"a message that can't be read: {_clip(error)}") from error
-    _check(message, "$")
-    return message
-
-
-# -- bounds: the same at both ends, so that nothing is sent that the other end refuses for ever
-
-
-def _check(value: object, path: str) -> None:
-    match value:
-        case str():
-            if len(value) > TEXT_CHARS:
-                raise WireError(f"{path}: {len(value)} characters; {TEXT_CHARS} are allowed")
-        case bool() | None:
-            pass
-        case int():
-            if not -INT_LIMIT <= value <= INT_LIMIT:
-                raise WireError(f"{path}: the number is out of range")
-        case float():
-            if not math.isfinite(value):
-                raise WireError(f"{path}: {value} is no number that can be sent")
-        case tuple() | frozenset():
-            _check_items(value, path)
-        case Mapping():
-            _check_items(tuple(value), path)
-            _check_items(tuple(value.values()), path)
-        case _:
-            _check_fields(value, path)
-
-
-def _check_items(values: tuple[object, ...] | frozenset[str], path: str) -> None:
-    if len(values) > LIST_ITEMS:
-        raise WireError(f"{path}: {len(values)} entries; {LIST_ITEMS} are allowed")
-    if isinstance(values, frozenset):
-        # Words by their type, and many in each report: one look at the longest.
-        return _check(max(values, key=len, default=""), f"{path}[]")
-    for number, value in enumerate(values):
-        _check(value, f"{path}[{number}]")
-
-
-def _check_fields(value: object, path: str) -> None:
-    for name in _names(type(value)):
-        part = getattr(value, name)
-        if name in _NAME_FIELDS and isinstance(part, str) and not 0 < len(part) <= NAME_CHARS:
-            raise WireError(f"{path}.{name}: a name has 1 to {NAME_CHARS} characters, this one {len(part)}")
-        if name in _WORDS_FIELDS and isinstance(part, str) and len(part) > WORDS_CHARS:
-            raise WireError(f"{path}.{name}: {len(part)} characters; {WORDS_CHARS} are allowed")
-        if name in _LENGTHS and isinstance(part, tuple) and len(part) > _LENGTHS[name]:
-            raise WireError(f"{path}.{name}: {len(part)} entries; {_LENGTHS[name]} are allowed")
-        if name in _RANGES and isinstance(part, int | float) and not _is_within(part, *_RANGES[name]):
-            raise WireError(f"{path}.{name}: {part} is out of range")
-        _check(part, f"{path}.{name}")
-
-
-def _is_within(value: float, low: float, high: float) -> bool:
-    # infinities and NaN have their own words
-    return low <= value <= high or not math.isfinite(value)
-
-
-_known: dict[type, tuple[str, ...]] = {}
-
-
-def _names(kind: type) -> tuple[str, ...]:
-    found = _known.get(kind)
-    if found is None:
-        if issubclass(kind, msgspec.Struct):
-            found = kind.__struct_fields__
-        else:
-            found = tuple(field.name for field in dataclasses.fields(cast("Any", kind)))
-        _known[kind] = found
-    return found
-
-
-def _tag(message: object) -> str:
-    return type(message).__name__
 
 
 def _clip(error: BaseException) -> str:

@@ -123,6 +123,9 @@ class Gateway(Protocol):
     def release(self, route: Route) -> None:
         """The request that ``choose`` gave this route to is over."""
 
+    def eject(self, route: Route, reason: str) -> None:
+        """No connection to this replica was had, or it broke before an answer: any other is to be preferred for now."""
+
     async def wait_ready(self, model: Model) -> bool:
         """Wait, within the program's limit, until a replica is ready. False: there is none, and ``absent`` says why."""
 
@@ -245,7 +248,7 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         yield Refuse(_wrong_path(model, asked.model))
         return
     adapter = asked.model != model.name and model.find_lora(asked.model) is not None
-    call = _Call(request, timeouts, asked, adapter)
+    call = _Call(request, gateway, timeouts, asked, adapter)
     tried: tuple[str, ...] = ()
     while True:
         route = gateway.choose(model, tried)
@@ -298,6 +301,7 @@ class _Call(msgspec.Struct, frozen=True):
     """What is wanted of an engine: for whom, within what times, what the body says, and whether it names an adapter."""
 
     request: Request
+    gateway: Gateway
     timeouts: Timeouts
     asked: Asked
     adapter: bool
@@ -340,6 +344,8 @@ def _ask(call: _Call, route: Route) -> Generator[Step, Any, Refusal | None]:
     if answer is SILENT:
         answer = yield Await()
     if isinstance(answer, Failure):
+        if not answer.busy and not answer.timed_out:
+            call.gateway.eject(route, answer.reason)
         return (yield from _report_failure(request, route, answer))
     assert isinstance(answer, ResponseHead)  # noqa: S101 - what is left of Forward's answers
     if answer.coding is not None:

@@ -15,8 +15,9 @@ from llmgw.core.effects import Desire
 from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
 from llmgw.core.node import Node, NodeId
 from llmgw.errors import LinkLost
-from llmgw.link.control import PONG_SECONDS, Control
-from llmgw.link.handshake import Arrival, Unwelcome
+from llmgw.link.control import PONG_SECONDS
+from llmgw.link.handshake import Unwelcome
+from llmgw.link.line import Line
 from llmgw.link.sessions import Claim, Free, Session, Sessions, Turned
 from llmgw.link.sparing import SparingLog
 from llmgw.link.words import clean
@@ -76,6 +77,20 @@ class Agents(Protocol):
         """Take an event; events count in the order of the calls. An agent is not read while this waits."""
 
 
+class Proven(Protocol):
+    """Who is at the other end, as its certificate has proved. ``handshake.Arrival`` is one."""
+
+    @property
+    def node(self) -> NodeId: ...
+
+    @property
+    def serial(self) -> int: ...
+
+    @property
+    def peer(self) -> str:
+        """Its address in words."""
+
+
 class TrunksOf(Protocol):
     """What the end of a session ends."""
 
@@ -87,8 +102,8 @@ class AgentLink:
 
     def __init__(
         self,
-        control: Control,
-        arrival: Arrival,
+        line: Line,
+        proven: Proven,
         *,
         sessions: Sessions,
         agents: Agents,
@@ -96,10 +111,10 @@ class AgentLink:
         pace: Pace,
         words: SparingLog,
     ) -> None:
-        self.node = arrival.node
-        self.serial = arrival.serial
-        self._peer = arrival.peer
-        self._control = control
+        self.node = proven.node
+        self.serial = proven.serial
+        self._peer = proven.peer
+        self._line = line
         self._sessions = sessions
         self._agents = agents
         self._trunks = trunks
@@ -116,14 +131,14 @@ class AgentLink:
 
     @property
     def heard_at(self) -> float:
-        return self._control.heard_at
+        return self._line.heard_at
 
     async def is_alive(self, seconds: float) -> bool:
-        return await self._control.is_alive(seconds)
+        return await self._line.is_alive(seconds)
 
     def look(self) -> None:
         """Ask an agent that has been silent whether it lives."""
-        self._control.look(ping_seconds=self._pace.ping, pong_seconds=self._pace.pong)
+        self._line.look(ping_seconds=self._pace.ping, pong_seconds=self._pace.pong)
 
     def cut(self, code: str | None, reason: str) -> None:
         """Take nothing more from the agent and end the link, with ``code`` after a last word; returns at once."""
@@ -139,7 +154,7 @@ class AgentLink:
         if self._session is None:
             self.cut("stopping", reason)
         else:
-            self._control.send(encode(Goaway(reason=reason[:REASON_CHARS])))
+            self._line.send(encode(Goaway(reason=reason[:REASON_CHARS])))
 
     async def serve(self) -> None:
         """Talk until the link ends. Raises Unwelcome when the agent was never let in, and told why."""
@@ -150,19 +165,19 @@ class AgentLink:
                 except WireError as broken:
                     self.cut("violation", str(broken))
             if self._code is not None:
-                self._control.send(encode(Refused(code=self._code, reason=str(self._reason)[:REASON_CHARS])))
-            await self._control.close(self._reason or "")
+                self._line.send(encode(Refused(code=self._code, reason=str(self._reason)[:REASON_CHARS])))
+            await self._line.close(self._reason or "")
         except LinkLost as lost:
             # How every link ends, one way or the other; the control knows the first cause.
             log.debug("node %s: %s", self.node, clean(lost.message))
         finally:
-            self._control.give_up()
+            self._line.give_up()
             if self._unfollow is not None:
                 self._unfollow()
             if self._session is not None:
                 self._sessions.leave(self._session)
                 level = logging.WARNING if self._code == "violation" else logging.INFO
-                reason = self._reason or self._control.lost or "this end was closed"
+                reason = self._reason or self._line.lost or "this end was closed"
                 self._say(level, f"node {self.node}: the link from {self._peer} has ended: {reason}")
         if self._session is None and self._reason is not None:
             raise Unwelcome(f"node {self.node}: {self._reason}")
@@ -178,7 +193,7 @@ class AgentLink:
         what = f"llmgw {claim.version}, protocol {claim.protocol}"
         self._say(logging.INFO, f"node {self.node} is connected from {self._peer} ({what})")
         lease_seconds = self._sessions.lease_seconds
-        self._control.send(encode(Welcome(protocol=claim.protocol, session=session.token, lease_seconds=lease_seconds)))
+        self._line.send(encode(Welcome(protocol=claim.protocol, session=session.token, lease_seconds=lease_seconds)))
         await self._hear(session)
 
     # -- who is it
@@ -187,7 +202,7 @@ class AgentLink:
         """The session of the agent that says hello; None when it was told no."""
         hello = None
         with trio.move_on_after(self._pace.hello):
-            hello = decode_from_agent(await self._control.receive(), PROTOCOL)
+            hello = decode_from_agent(await self._line.receive(), PROTOCOL)
         if hello is None:
             self.cut("violation", f"no hello within {self._pace.hello:g} s")
             return None
@@ -241,12 +256,16 @@ class AgentLink:
     async def _hear(self, session: Session) -> None:
         while True:
             # No name for the message: it would stay in memory until the next one.
-            event = self._read(decode_from_agent(await self._control.receive(), session.claim.protocol))
+            event = self._read(decode_from_agent(await self._line.receive(), session.claim.protocol))
+            if self._reason is not None:
+                # It was cut in that very moment.
+                return
             if event is None:
                 continue
-            await self._agents.report(event)
             if isinstance(event, NodeRegistered):
                 self._sessions.register(session)
+            await self._agents.report(event)
+            if isinstance(event, NodeRegistered):
                 self._tell_whole()
                 if self._unfollow is None:
                     self._unfollow = self._agents.follow(self.node, self._tell)
@@ -283,7 +302,7 @@ class AgentLink:
         if self._reason is not None:
             return
         try:
-            self._control.send(encode(diff(self._sent, desire)))
+            self._line.send(encode(diff(self._sent, desire)))
         except WireError as error:
             # The next set may fit again; until then the node goes on with what it has.
             self._say(logging.ERROR, f"node {self.node} can't be told what to run: {error}")
@@ -292,7 +311,7 @@ class AgentLink:
     def _tell_whole(self) -> None:
         if self._sent is not None:
             try:
-                self._control.send(encode(Desired(revision=self._sent.revision, shards=self._sent.shards)))
+                self._line.send(encode(Desired(revision=self._sent.revision, shards=self._sent.shards)))
             except WireError as error:
                 self._say(logging.ERROR, f"node {self.node} can't be told what to run: {error}")
             self._sent_at = trio.current_time()

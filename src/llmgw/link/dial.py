@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import random
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import trio
 from trio_websocket import ConnectionRejected, WebSocketConnection
+from wsproto.utilities import LocalProtocolError
 
-from llmgw.config.agent import ServerAddress
+from llmgw.config.agent import AgentConfig, ServerAddress
+from llmgw.core.replica import ShardId
 from llmgw.errors import LinkLost
-from llmgw.link.control import Tap, ask_upgrade
-from llmgw.link.explain import explain_dial, is_wrong_name, list_names, name_address
-from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, ClientContexts
+from llmgw.link.agent_trunk import AgentTrunk
+from llmgw.link.control import Control, Tap, ask_upgrade
+from llmgw.link.explain import check_own, explain_dial, is_wrong_name, list_names, name_address
+from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, ClientContexts, Credentials, client_contexts, hand_over
 from llmgw.link.words import clean
+from llmgw.reactor.loop import Reactor
 
 TlsStream = trio.SSLStream[trio.SocketStream]
 
@@ -164,3 +171,88 @@ def explain_rejection(way: Way, rejected: ConnectionRejected) -> str:
     except (ValueError, TypeError, KeyError, LookupError):
         said = "it gave no reason"
     return f"{way.name} refuses this node (status {rejected.status_code}): {clean(said, 500)}"
+
+
+class TlsServer:
+    """The server by TLS over TCP: what ``dialer.Dialer`` dials."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        *,
+        reactor: Reactor,
+        find_port: Callable[[ShardId, int], int | str],
+        pace: Pace | None = None,
+    ) -> None:
+        """``find_port``: where the shard of that epoch listens on 127.0.0.1, or why there is none (``no_shard``,
+        ``wrong_epoch``). ``reactor`` moves the trunks' bytes. Raises UsageError when the certificate files can't be
+        used."""
+        self._config = config
+        self._reactor = reactor
+        self._find_port = find_port
+        self._pace = pace or Pace()
+        self._credentials = Credentials(config.tls, client_contexts)
+
+    @property
+    def name(self) -> str:
+        """``host:port``"""
+        return name_address(self._config.server.host, self._config.server.port)
+
+    def _way(self) -> Way:
+        config = self._config
+        return Way(server=config.server, ca=config.tls.ca, contexts=self._credentials.current, pace=self._pace)
+
+    async def open_link(self, nursery: trio.Nursery) -> Control:
+        """The control link, its upgrade done. Raises DialFailed, or ConnectionRejected out of ``nursery``."""
+        await self._prove_own()
+        way = self._way()
+        stream = await dial_control(way)
+        nursery.start_soon(_close_at_end, stream)
+        tap = Tap(stream)
+        ws = await open_upgrade(nursery, way, tap, self._config.node)
+        return Control(ws, tap, nursery, peer="the server")
+
+    async def _prove_own(self) -> None:
+        """DialFailed when this node's certificate, as it is on the disk now, would be refused."""
+        tls = self._config.tls
+        now = datetime.datetime.now(datetime.UTC)
+        problem = await trio.to_thread.run_sync(partial(check_own, tls, node=self._config.node, now=now))
+        if problem is not None:
+            raise DialFailed(problem)
+
+    async def open_trunk(self, token: str, *, leave: Callable[[], None], over: Callable[[str], None]) -> AgentTrunk:
+        """A trunk whose handshake is done. Raises DialFailed."""
+        way = self._way()
+        trunk = AgentTrunk(
+            self._reactor,
+            node=self._config.node,
+            session=token,
+            find_port=self._find_port,
+            ready=lambda: None,
+            goaway=lambda reason: leave(),
+            over=over,
+        )
+        stream = await dial_trunk(way)
+        try:
+            transport = hand_over(self._reactor, stream, trunk.carrier)
+        except OSError as error:
+            await trio.aclose_forcefully(stream)
+            raise DialFailed(f"the trunk to {way.name} can't be taken over: {error.strerror}") from error
+        trunk.attach(transport)
+        return trunk
+
+    def explain(self, errors: tuple[Exception, ...]) -> Exception:
+        """A rejection is the reason, and the rest came of it; an answer to a ping while the link is closed is none."""
+        for error in errors:
+            if isinstance(error, ConnectionRejected):
+                return DialFailed(explain_rejection(self._way(), error))
+        reasons = [error for error in errors if not isinstance(error, LocalProtocolError)]
+        return reasons[0] if reasons else LinkLost("it was closed")
+
+
+async def _close_at_end(stream: TlsStream) -> None:
+    """The stream goes with the nursery that this runs in."""
+    try:
+        await trio.sleep_forever()
+    finally:
+        await trio.aclose_forcefully(stream)

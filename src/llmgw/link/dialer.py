@@ -2,45 +2,28 @@
 
 A link that is lost costs nothing but time: what runs goes on, what is said meanwhile waits with the tree, and after the
 next dial the node registers with all that it runs. Trunks outlive the link for as long as the server lets them.
+
+What it dials is a ``Server``: dial.py has the one by TLS, a simulation one of its own memory.
 """
 
 from __future__ import annotations
 
-import datetime
 import logging
 import random
 import secrets
-from collections.abc import Callable
-from functools import partial
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
 
 import trio
-from trio_websocket import ConnectionRejected
-from wsproto.utilities import LocalProtocolError
 
-from llmgw.config.agent import AgentConfig
 from llmgw.core.effects import Desire
 from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
 from llmgw.core.node import NodeId
-from llmgw.core.replica import ShardId
 from llmgw.errors import LinkLost, LlmgwError
-from llmgw.link.agent_trunk import AgentTrunk
-from llmgw.link.control import LOOK_SECONDS, Control, Tap
-from llmgw.link.dial import (
-    Backoff,
-    DialFailed,
-    Pace,
-    TlsStream,
-    Way,
-    dial_control,
-    dial_trunk,
-    explain_rejection,
-    open_upgrade,
-)
-from llmgw.link.explain import check_own
-from llmgw.link.tls import Credentials, client_contexts, hand_over
+from llmgw.link.control import LOOK_SECONDS, PONG_SECONDS
+from llmgw.link.dial import Backoff, DialFailed, Pace
+from llmgw.link.line import Line
 from llmgw.link.words import clean, trace
-from llmgw.reactor.loop import Reactor
 from llmgw.wire import (
     PROTOCOL,
     Desired,
@@ -62,16 +45,44 @@ from llmgw.wire import (
 log = logging.getLogger("llmgw.link")
 
 T = TypeVar("T")
-E = TypeVar("E", bound=Exception)
+
+
+class Trunk(Protocol):
+    """One trunk that this agent has dialled."""
+
+    def goaway(self, reason: str) -> None:
+        """Take no new streams; the server closes the trunk when the last one has ended."""
+
+    def abort(self, reason: str) -> None:
+        """End now, with all streams."""
+
+
+class Server(Protocol):
+    """The server, as something that can be dialled."""
+
+    @property
+    def name(self) -> str:
+        """Where it is, in words."""
+
+    async def open_link(self, nursery: trio.Nursery) -> Line:
+        """A connection for the control link; what it needs to run runs in ``nursery``, and ends with it. Raises
+        DialFailed, or what ``explain`` knows out of ``nursery``."""
+
+    async def open_trunk(self, token: str, *, leave: Callable[[], None], over: Callable[[str], None]) -> Trunk:
+        """A trunk that presents ``token``. ``leave`` is called when another is to be dialled in place of this one, and
+        ``over`` once, with the reason, when it has ended. Raises DialFailed."""
+
+    def explain(self, errors: tuple[Exception, ...]) -> Exception:
+        """What ended a link, of all that came out of its nursery."""
 
 
 class Session:
     """One control link that the server has welcomed."""
 
-    __slots__ = ("asked_whole", "control", "desire", "ending", "given", "registered", "token", "why")
+    __slots__ = ("asked_whole", "desire", "ending", "given", "line", "registered", "token", "why")
 
-    def __init__(self, control: Control, token: str) -> None:
-        self.control = control
+    def __init__(self, line: Line, token: str) -> None:
+        self.line = line
         self.token = token
         self.registered = False
         # What is to run, as far as the server has said, and the revision that the tree was given last.
@@ -88,33 +99,33 @@ class Dialer:
 
     def __init__(
         self,
-        config: AgentConfig,
+        server: Server,
         *,
-        reactor: Reactor,
-        find_port: Callable[[ShardId, int], int | str],
+        node: str,
+        trunks: int,
         version: str,
         pace: Pace | None = None,
         randomness: random.Random | None = None,
+        run: str | None = None,
     ) -> None:
-        """``find_port``: where the shard of that epoch listens on 127.0.0.1, or why there is none (``no_shard``,
-        ``wrong_epoch``). ``reactor`` moves the trunks' bytes. Raises UsageError when the certificate files can't be
-        used."""
-        self._config = config
-        self._reactor = reactor
-        self._find_port = find_port
+        """``trunks``: how many are kept. ``run`` tells this process from all others of the node; None: a random one."""
+        self._server = server
+        self._node = node
+        self._count = trunks
         self._version = version
         self._pace = pace or Pace()
         self._random = randomness or random.Random()  # noqa: S311 - it spreads dials, and hides nothing
-        self._credentials = Credentials(config.tls, client_contexts)
-        self._run = secrets.token_hex(8)
+        self._run = run or secrets.token_hex(8)
         self._dials = 0
         self._session: Session | None = None
         self._why = "it is not connected yet"
         # Whose desired set was handed out last: revisions count from anew with each server.
         self._told: Session | None = None
         self._changed = trio.Event()
-        self._trunks: set[AgentTrunk] = set()
+        # (in the order of their dials, so that the same run gives the same order)
+        self._trunks: dict[Trunk, None] = {}
         self._leaving = False
+        self._unsaid = Complaints("the server can't be told", self._pace.repeat)
 
     # -- the tree's Link
 
@@ -138,7 +149,11 @@ class Dialer:
         """Hand an event up. A registration waits for a link; any other word raises LinkLost when its link is gone."""
         if isinstance(event, NodeRegistered):
             session = await self._wait(self._find_welcomed)
-            session.control.send(encode(Register(node=event.node, running=event.running)))
+            try:
+                session.line.send(encode(Register(node=event.node, running=event.running)))
+            except WireError as error:
+                self._unsaid.say(error.message)
+                raise LinkLost(f"the node can't be registered: {error.message}") from error
             session.registered = True
             return self._tell_change()
         welcomed = self._find_welcomed()
@@ -150,11 +165,16 @@ class Dialer:
             case NodeReported(node=node, applied=applied):
                 # The number may be one of an earlier server, which counted by itself.
                 known = applied if applied == welcomed.given else None
-                welcomed.control.send(encode(NodeWord(node=node, applied=known)))
+                word: NodeWord | ShardWord = NodeWord(node=node, applied=known)
             case ShardChanged(report=report):
-                welcomed.control.send(encode(ShardWord(report=report)))
+                word = ShardWord(report=report)
             case _:
                 raise TypeError(f"{type(event).__name__} is no word of an agent")
+        try:
+            welcomed.line.send(encode(word))
+        except WireError as error:
+            # A driver may say anything. What was said before goes on to count, and so does what is said next.
+            self._unsaid.say(error.message)
 
     async def wait_lost(self) -> None:
         """Until the link that the node is registered over is gone: then it is to register again, at once."""
@@ -163,7 +183,7 @@ class Dialer:
 
     def _find_welcomed(self) -> Session | None:
         session = self._session
-        return session if session is not None and session.control.lost is None and session.why is None else None
+        return session if session is not None and session.line.lost is None and session.why is None else None
 
     def _find_registered(self) -> Session | None:
         session = self._find_welcomed()
@@ -171,7 +191,7 @@ class Dialer:
 
     def _prove_standing(self, session: Session) -> None:
         if self._find_welcomed() is not session:
-            raise LinkLost(session.why or session.control.lost or "the link to the server was made anew")
+            raise LinkLost(session.why or session.line.lost or "the link to the server was made anew")
 
     async def _wait(self, find: Callable[[], T | None]) -> T:
         while (found := find()) is None:
@@ -189,7 +209,7 @@ class Dialer:
         try:
             async with trio.open_nursery() as nursery:
                 complaints = Complaints("no trunk to the server", self._pace.repeat)
-                for _ in range(self._config.trunks):
+                for _ in range(self._count):
                     nursery.start_soon(self._keep_trunk, complaints)
                 task_status.started()
                 await self._keep_link(nursery)
@@ -218,89 +238,64 @@ class Dialer:
         """One link from dial to end. Raises LinkLost before the welcome, and nothing after it."""
         session: Session | None = None
         failure: Exception | None = None
-        stream: TlsStream | None = None
         try:
-            way = await self._prove_own()
-            stream = await dial_control(way)
             async with trio.open_nursery() as nursery:
-                session = await self._enter(nursery, way, stream)
+                session = await self._enter(nursery)
                 before, self._session = self._session, session
                 self._tell_change()
-                log.info("connected to the server at %s", way.name)
+                log.info("connected to the server at %s", self._server.name)
                 task_status.started(session)
                 if before is not None and before.why is None:
-                    nursery.start_soon(before.control.close, "a later link has taken its place")
+                    nursery.start_soon(before.line.close, "a later link has taken its place")
                 await self._listen(session)
-        except* ConnectionRejected as group:
-            failure = DialFailed(explain_rejection(way, _first(group)))
-        except* LocalProtocolError:
-            # the websocket wants to answer a ping while the link is being closed
-            failure = failure or LinkLost("it was closed")
         except* Exception as group:
-            failure = failure or _first(group)
+            failure = self._server.explain(tuple(_flatten(group)))
         finally:
             if session is not None:
-                session.control.give_up()
+                session.line.give_up()
                 self._end(session, failure)
-            if stream is not None:
-                await trio.aclose_forcefully(stream)
         if failure is not None and not isinstance(failure, LlmgwError):
             log.error("the link to the server failed%s", trace(failure))
         if session is None and failure is not None:
             raise failure if isinstance(failure, LinkLost) else DialFailed(_words(failure))
 
     def _end(self, session: Session, failure: Exception | None) -> None:
-        why = session.control.lost if isinstance(failure, LinkLost) else None
+        why = session.line.lost if isinstance(failure, LinkLost) else None
         session.why = why or (_words(failure) if failure is not None else "the agent ends")
         if self._session is session:
             self._why = session.why
         session.ending.set()
         self._tell_change()
 
-    async def _prove_own(self) -> Way:
-        """The server, and this node's certificate as it is on the disk now; DialFailed when that would be refused."""
-        tls = self._config.tls
-        now = datetime.datetime.now(datetime.UTC)
-        problem = await trio.to_thread.run_sync(partial(check_own, tls, node=self._config.node, now=now))
-        if problem is not None:
-            raise DialFailed(problem)
-        return self._way()
-
-    def _way(self) -> Way:
-        config = self._config
-        return Way(server=config.server, ca=config.tls.ca, contexts=self._credentials.current, pace=self._pace)
-
-    async def _enter(self, nursery: trio.Nursery, way: Way, stream: TlsStream) -> Session:
-        tap = Tap(stream)
-        ws = await open_upgrade(nursery, way, tap, self._config.node)
-        control = Control(ws, tap, nursery, peer="the server")
-        nursery.start_soon(self._watch, control)
+    async def _enter(self, nursery: trio.Nursery) -> Session:
+        line = await self._server.open_link(nursery)
+        nursery.start_soon(self._watch, line)
         self._dials += 1
-        hello = Hello(protocol=PROTOCOL, node=self._config.node, run=self._run, dial=self._dials, version=self._version)
-        control.send(encode(hello))
-        answer = None
+        hello = Hello(protocol=PROTOCOL, node=self._node, run=self._run, dial=self._dials, version=self._version)
+        line.send(encode(hello))
+        answer, name = None, self._server.name
         with trio.move_on_after(self._pace.welcome):
-            answer = decode_from_server(await control.receive())
+            answer = decode_from_server(await line.receive())
         match answer:
             case Welcome(protocol=protocol, session=token) if protocol == PROTOCOL:
-                return Session(control, token)
+                return Session(line, token)
             case Welcome(protocol=protocol):
-                raise DialFailed(f"{way.name} speaks protocol {protocol}, this agent {PROTOCOL}: upgrade the older one")
+                raise DialFailed(f"{name} speaks protocol {protocol}, this agent {PROTOCOL}: upgrade the older one")
             case Refused(code=code, reason=reason):
-                raise DialFailed(f"{way.name} refuses this node ({code}): {clean(reason)}")
+                raise DialFailed(f"{name} refuses this node ({code}): {clean(reason)}")
             case None:
-                raise DialFailed(f"{way.name} gave no welcome within {self._pace.welcome:g} s")
-        raise DialFailed(f"{way.name} said {type(answer).__name__} where a welcome was due")
+                raise DialFailed(f"{name} gave no welcome within {self._pace.welcome:g} s")
+        raise DialFailed(f"{name} said {type(answer).__name__} where a welcome was due")
 
-    async def _watch(self, control: Control) -> None:
+    async def _watch(self, line: Line) -> None:
         while True:
             await trio.sleep(LOOK_SECONDS)
-            control.look(ping_seconds=self._pace.ping)
+            line.look(ping_seconds=self._pace.ping, pong_seconds=PONG_SECONDS)
 
     async def _listen(self, session: Session) -> None:
         """Take what the server says, to the link's end."""
         while True:
-            message = decode_from_server(await session.control.receive())
+            message = decode_from_server(await session.line.receive())
             match message:
                 case Desired() | DesiredDelta():
                     self._take(session, message)
@@ -315,16 +310,16 @@ class Dialer:
     def _take(self, session: Session, message: Desired | DesiredDelta) -> None:
         specs = message.shards if isinstance(message, Desired) else message.put
         for spec in specs:
-            if spec.node != self._config.node:
+            if spec.node != self._node:
                 raise WireError(f"the server desires shard {clean(spec.id)} of node {clean(spec.node)} here")
-        desire = patch(session.desire, message, node=NodeId(self._config.node))
+        desire = patch(session.desire, message, node=NodeId(self._node))
         if desire is not None:
             session.desire, session.asked_whole = desire, False
             self._tell_change()
         elif not session.asked_whole:
             # Once: what else is under way does not fit either, and each would ask again.
             session.asked_whole = True
-            session.control.send(encode(Resync()))
+            session.line.send(encode(Resync()))
 
     # -- trunks
 
@@ -354,35 +349,22 @@ class Dialer:
 
     async def _run_trunk(self, token: str) -> None:
         """One trunk until it has ended or another is to be dialled before it does. Raises DialFailed."""
-        way = self._way()
         done = trio.Event()
+        trunk: Trunk | None = None
 
         def end(reason: str) -> None:
-            self._trunks.discard(trunk)
+            if trunk is not None:
+                self._trunks.pop(trunk, None)
             done.set()
             self._tell_change()
 
-        trunk = AgentTrunk(
-            self._reactor,
-            node=self._config.node,
-            session=token,
-            find_port=self._find_port,
-            ready=lambda: None,
-            # It goes on with the streams it has, beside the one that is dialled next.
-            goaway=lambda reason: done.set(),
-            over=end,
-        )
-        stream = await dial_trunk(way)
+        # One that is to leave goes on with the streams it has, beside the one that is dialled next.
+        trunk = await self._server.open_trunk(token, leave=done.set, over=end)
         if self._leaving:
-            # a trunk that comes now would be given new requests
-            return await trio.aclose_forcefully(stream)
-        try:
-            transport = hand_over(self._reactor, stream, trunk.carrier)
-        except OSError as error:
-            await trio.aclose_forcefully(stream)
-            raise DialFailed(f"the trunk to {way.name} can't be taken over: {error.strerror}") from error
-        self._trunks.add(trunk)
-        trunk.attach(transport)
+            # it would be given new requests
+            trunk.abort("the agent is stopping")
+        elif not done.is_set():
+            self._trunks[trunk] = None
         await done.wait()
 
 
@@ -408,10 +390,12 @@ class Complaints:
         self._last = None
 
 
-def _first(group: BaseExceptionGroup[E]) -> E:
-    """One of its errors: the others came of it."""
-    error = group.exceptions[0]
-    return _first(error) if isinstance(error, BaseExceptionGroup) else error
+def _flatten(group: BaseExceptionGroup[Exception]) -> Iterator[Exception]:
+    for error in group.exceptions:
+        if isinstance(error, BaseExceptionGroup):
+            yield from _flatten(error)
+        else:
+            yield error
 
 
 def _words(error: Exception) -> str:

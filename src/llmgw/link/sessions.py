@@ -1,6 +1,6 @@
 """Decides which of a node's connections counts: by its agent's run and dial, with tokens for its trunks and a lease.
 
-Pure: ``now`` and ``heard_at`` are seconds of one clock. What is decided here is carried out by listener.py.
+Pure: ``now`` and ``heard_at`` are seconds of one clock. What is decided here is carried out by presence.py.
 """
 
 from __future__ import annotations
@@ -84,7 +84,8 @@ class Entry:
 
 @dataclass(slots=True, kw_only=True)
 class _Standing:
-    """What is known of one node. ``registered``: the fleet counts on it, and is to be told of its loss."""
+    """What is known of one node. ``registered``: the fleet counts on it, and is to be told of its loss. ``told``: the
+    link that it registered over last; None since the fleet was told that it is gone."""
 
     run: str
     dial: int
@@ -93,17 +94,27 @@ class _Standing:
     connected: bool = True
     heard_at: float = 0.0
     registered: bool = False
+    told: Session | None = None
 
 
 class Sessions:
     """The standing of every node that was ever connected; their number is bounded by the certificates there are."""
 
-    __slots__ = ("_make_token", "_standings", "lease_seconds")
+    __slots__ = ("_gone", "_make_token", "_on_gone", "_standings", "lease_seconds")
 
-    def __init__(self, *, lease_seconds: float, make_token: Callable[[], str] = secrets.token_hex) -> None:
+    def __init__(
+        self,
+        *,
+        lease_seconds: float,
+        make_token: Callable[[], str] = secrets.token_hex,
+        on_gone: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``on_gone`` is called when a link has lost its standing: ``take_gone`` may have a node to tell of."""
         self.lease_seconds = lease_seconds
         self._make_token = make_token
+        self._on_gone = on_gone
         self._standings: dict[NodeId, _Standing] = {}
+        self._gone: dict[NodeId, None] = {}
 
     def consider(self, claim: Claim) -> Free | Held | Turned:
         """May ``claim`` enter now?"""
@@ -134,6 +145,8 @@ class Sessions:
         standing.connected = True
         standing.heard_at = now
         standing.tokens = [*standing.tokens, session.token][-TOKENS:]
+        if replaced is not None:
+            self._note_gone(claim.node)
         return Entry(session=session, replaced=replaced, new_run=new_run)
 
     def is_current(self, session: Session) -> bool:
@@ -142,8 +155,11 @@ class Sessions:
         return standing is not None and standing.connected and standing.last is session
 
     def register(self, session: Session) -> None:
-        """The fleet has been told of the node, be it by a link that was replaced meanwhile."""
-        self._standings[session.claim.node].registered = True
+        """The fleet is about to be told of the node by this link: whatever is said of an earlier one would come late,
+        and what comes of this one has to be said."""
+        standing = self._standings[session.claim.node]
+        standing.registered = True
+        standing.told = session
 
     def leave(self, session: Session) -> None:
         """The link of ``session`` is gone. The node keeps its lease and its tokens."""
@@ -151,6 +167,25 @@ class Sessions:
             standing = self._standings[session.claim.node]
             standing.connected = False
             standing.heard_at = max(standing.heard_at, session.end.heard_at)
+            self._note_gone(session.claim.node)
+
+    def _note_gone(self, node: NodeId) -> None:
+        self._gone[node] = None
+        self._on_gone()
+
+    def take_gone(self) -> NodeId | None:
+        """A node whose link the fleet counts on and is gone; None when there is no more. Each loss is given once.
+
+        The caller tells the fleet without waiting first: a registration that it is told of afterwards is a later one.
+        """
+        while self._gone:
+            node = next(iter(self._gone))
+            del self._gone[node]
+            standing = self._standings[node]
+            if standing.told is not None and not self.is_current(standing.told):
+                standing.told = None
+                return node
+        return None
 
     def find_silent(self, now: float) -> tuple[NodeId, ...]:
         """Nodes that have a standing to lose and have been silent for longer than the lease."""
@@ -172,6 +207,8 @@ class Sessions:
         if session is not None:
             self.leave(session)
         standing.registered = False
+        # the loss says it all
+        standing.told = None
         standing.tokens.clear()
         return was_registered, session
 

@@ -45,6 +45,7 @@ class FakeGateway:
     settled: list[Request] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
     released: list[str] = field(default_factory=list)
+    ejected: list[tuple[str, str]] = field(default_factory=list)
     on_settle: Callable[[Request], None] = lambda request: None
 
     def identify(self, headers: Mapping[bytes, bytes]) -> Caller | Refusal:
@@ -70,6 +71,9 @@ class FakeGateway:
 
     def release(self, route: Route) -> None:
         self.released.append(route.replica)
+
+    def eject(self, route: Route, reason: str) -> None:
+        self.ejected.append((route.replica, reason))
 
     async def wait_ready(self, model: Model) -> bool:
         return self.ready_after_wait

@@ -534,6 +534,35 @@ def test_a_replica_that_fails_before_it_answers_is_left_for_another(play: Any, g
     assert gateway.taken == gateway.released == ["rep-1", "rep-2"]
 
 
+@pytest.mark.parametrize(
+    ("failure", "tells"),
+    [
+        (Failure("it broke", sent=True), True),
+        (Failure("no connection within 5 s", sent=False), True),
+        (Failure("node n1 has no trunk", sent=False, unreachable=True), True),
+        # one that is silent has its connections, and for what is ours no engine is to blame
+        (Failure("no answer within 600 s", sent=True, timed_out=True), False),
+        (Failure("too many open files", sent=False, busy=True), False),
+    ],
+)
+def test_a_connection_that_fails_is_told_of(play: Any, gateway: Any, failure: Failure, tells: bool) -> None:
+    gateway.routes = ROUTES
+    game = play()
+    game.body()
+    game.answer(failure)
+    assert gateway.ejected == ([("rep-1", failure.reason)] if tells else [])
+
+
+def test_an_answer_is_no_failure_of_the_connection_however_bad_it_is(play: Any, gateway: Any) -> None:
+    gateway.routes = ROUTES
+    game = play()
+    game.body()
+    game.answer(ResponseHead(503))
+    game.answer(b"")
+    assert gateway.taken == ["rep-1", "rep-2"]
+    assert gateway.ejected == []
+
+
 def test_when_all_have_failed_the_client_hears_why(play: Any, gateway: Any) -> None:
     gateway.routes = ROUTES
     game = play()

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import trio
 from trio.testing import MockClock
+from wsproto.utilities import LocalProtocolError
 
 from llmgw.config.agent import AgentConfig, NodeTls, ServerAddress
 from llmgw.core.effects import Desire
@@ -22,7 +23,7 @@ from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ReplicaId, ShardAddress, ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.errors import LinkLost, UsageError
 from llmgw.link.control import NODE_HEADER, Control, Tap, read_upgrade
-from llmgw.link.dial import Pace
+from llmgw.link.dial import Pace, TlsServer
 from llmgw.link.dialer import Complaints, Dialer
 from llmgw.link.tls import CONTROL_ALPN, hand_over, server_context
 from llmgw.link.trunk import Trunks
@@ -71,6 +72,10 @@ def a_report(number: int = 1, state: ShardState = ShardState.READY) -> ShardRepo
 
 def a_desire(revision: int, *numbers: int) -> Desire:
     return Desire(node=NODE, revision=revision, shards=tuple(map(a_spec, numbers)))
+
+
+def no_shard(shard: ShardId, epoch: int) -> str:
+    return "no_shard"
 
 
 async def wait_for(true: Callable[[], object]) -> None:
@@ -190,7 +195,7 @@ def rig(authority: Any) -> MakeRig:
     @asynccontextmanager
     async def make(
         *,
-        find_port: Callable[[ShardId, int], int | str] = lambda shard, epoch: "no_shard",
+        find_port: Callable[[ShardId, int], int | str] = no_shard,
         files: Any = None,
         trunks: int = 0,
         pace: Pace = QUICK,
@@ -213,9 +218,9 @@ def rig(authority: Any) -> MakeRig:
                         trunks=trunks,
                     )
                     dialer = Dialer(
-                        config,
-                        reactor=reactor,
-                        find_port=find_port,
+                        TlsServer(config, reactor=reactor, find_port=find_port, pace=pace),
+                        node=NODE,
+                        trunks=trunks,
                         version="9.9",
                         pace=pace,
                         randomness=random.Random(7),
@@ -270,10 +275,36 @@ async def test_a_word_without_a_link_is_not_taken(authority: Any) -> None:
         tls=NodeTls(ca=files.ca, cert=files.cert, key=files.key),
     )
     reactor = Reactor()
-    dialer = Dialer(config, reactor=reactor, find_port=lambda shard, epoch: "no_shard", version="1")
+    dialer = Dialer(TlsServer(config, reactor=reactor, find_port=no_shard), node=NODE, trunks=0, version="1")
     with pytest.raises(LinkLost, match="not connected yet"):
         await dialer.report(NodeReported(node=HAVE))
     reactor.close()
+
+
+async def test_a_report_that_cant_be_sent_is_told_once_and_costs_no_link(
+    rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rig() as bench:
+        peer = await bench.register()
+        for _ in range(3):
+            await bench.dialer.report(NodeReported(node=replace(HAVE, memory_foreign_gb=-1.0)))
+        await bench.dialer.report(NodeReported(node=HAVE))
+        assert await peer.hear() == NodeWord(node=HAVE, applied=None)
+    told = [message for message in caplog.messages if "the server can't be told" in message]
+    assert len(told) == 1
+    assert "$.node.memory_foreign_gb" in told[0]
+
+
+async def test_a_node_that_cant_be_registered_is_told_and_may_try_again(
+    rig: MakeRig, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with rig() as bench:
+        peer = await bench.head.next_peer()
+        with pytest.raises(LinkLost, match=r"can't be registered: Register: .*\$\.node\.clock"):
+            await bench.dialer.report(NodeRegistered(node=replace(HAVE, clock=-1.0), running=()))
+        assert "$.node.clock" in caplog.text
+        await bench.dialer.report(NodeRegistered(node=HAVE, running=()))
+        assert await peer.hear() == Register(node=HAVE, running=())
 
 
 async def test_what_no_agent_says_is_a_fault(rig: MakeRig) -> None:
@@ -537,7 +568,22 @@ def test_files_that_can_not_be_used_stop_the_agent_at_its_start(authority: Any) 
     )
     reactor = Reactor()
     with pytest.raises(UsageError, match="no certificate and its key"):
-        Dialer(config, reactor=reactor, find_port=lambda shard, epoch: "no_shard", version="1")
+        TlsServer(config, reactor=reactor, find_port=no_shard)
+    reactor.close()
+
+
+def test_what_ended_a_link_is_what_came_first_and_no_pong_that_was_too_late(authority: Any) -> None:
+    files = authority.issue("gpu-1")
+    config = AgentConfig(
+        node=NODE,
+        server=ServerAddress(host="127.0.0.1", port=1),
+        tls=NodeTls(ca=files.ca, cert=files.cert, key=files.key),
+    )
+    reactor = Reactor()
+    server = TlsServer(config, reactor=reactor, find_port=no_shard)
+    late, first, second = LocalProtocolError("it is closing"), LinkLost("it broke"), ZeroDivisionError("of ours")
+    assert server.explain((late, first, second)) is first
+    assert str(server.explain((late,))) == "it was closed"
     reactor.close()
 
 
@@ -696,7 +742,8 @@ async def test_an_agent_whose_reactor_ends_with_it_ends_in_peace(authority: Any,
             server=ServerAddress(host="127.0.0.1", port=bench.head.socket.getsockname()[1]),
             tls=NodeTls(ca=files.ca, cert=files.cert, key=files.key),
         )
-        dialer = Dialer(config, reactor=reactor, find_port=lambda shard, epoch: "no_shard", version="1", pace=QUICK)
+        server = TlsServer(config, reactor=reactor, find_port=no_shard, pace=QUICK)
+        dialer = Dialer(server, node=NODE, trunks=2, version="1", pace=QUICK)
         async with trio.open_nursery() as root:
             await root.start(reactor.serve)
             await root.start(dialer.serve)

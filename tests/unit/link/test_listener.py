@@ -21,7 +21,7 @@ import trio
 from cryptography import x509
 from trio_websocket import ConnectionClosed, ConnectionRejected, WebSocketConnection
 
-from llmgw.core.events import NodeLost, NodeRegistered
+from llmgw.core.events import NodeLost, NodeRegistered, NodeSilent
 from llmgw.core.node import NodeId
 from llmgw.errors import UsageError
 from llmgw.link import listener
@@ -621,7 +621,7 @@ async def test_an_end_at_any_stage_leaves_nothing(server: Server, agent: Any, st
             tcp = peer.stream.transport_stream
         tcp.socket.close()
     await prove_alive(server, agent)
-    await until(lambda: not server.port._links and not server.port._open)
+    await until(lambda: not server.port.presence.links and not server.port._open)
 
 
 @pytest.mark.slow
@@ -653,7 +653,7 @@ async def test_a_message_that_is_too_large_ends_its_link(server: Server, agent: 
     await peer.wait_closed()
     assert peer.ws.closed is not None
     assert peer.ws.closed.code == 1009
-    await until(lambda: not server.port._links)
+    await until(lambda: not server.port.presence.links)
     await prove_alive(server, agent, dial=9)
 
 
@@ -788,13 +788,13 @@ async def test_a_node_that_is_gone_for_a_lease_is_lost_once(
         await server.open_trunk(agent, token)
         await server.wait_trunks(1)
         peer.stream.transport_stream.socket.close()
-        assert (await fleet.wait_events(2))[1] == NodeLost(node=NODE)
+        assert (await fleet.wait_events(3))[1:] == [NodeSilent(node=NODE), NodeLost(node=NODE)]
         await server.wait_trunks(0)
         await trio.sleep(1.5)
-        assert len(fleet.events) == 2
+        assert len(fleet.events) == 3
         # and it may come back, as who it was
         await server.enter(agent, facts, dial=2)
-        await fleet.wait_events(3)
+        await fleet.wait_events(4)
 
 
 @pytest.mark.slow
@@ -937,7 +937,7 @@ async def test_three_thousand_broken_handshakes_requests_and_frames(
         async with trio.open_nursery() as nursery:
             for _ in range(24):
                 nursery.start_soon(work)
-        await until(lambda: not server.port._links)
+        await until(lambda: not server.port.presence.links)
         await until(lambda: trio.lowlevel.current_statistics().tasks_living <= tasks)
         await until(lambda: count_descriptors() <= descriptors)
         await prove_alive(server, agent, dial=2)

@@ -200,6 +200,62 @@ def test_views_tell_who_is_connected_and_when_it_was_heard() -> None:
     assert sessions.list_connected() == (here,)
 
 
+def test_a_link_that_ends_is_told_of_once_if_its_node_had_registered() -> None:
+    stirred: list[int] = []
+    sessions = Sessions(lease_seconds=LEASE, on_gone=lambda: stirred.append(1))
+    session = enter(sessions, claim()).session
+    sessions.leave(session)
+    assert (stirred, sessions.take_gone()) == ([1], None)
+    session = enter(sessions, claim(dial=2)).session
+    sessions.register(session)
+    assert sessions.take_gone() is None
+    sessions.leave(session)
+    assert len(stirred) == 2
+    assert [sessions.take_gone(), sessions.take_gone()] == [NODE, None]
+    sessions.leave(session)
+    assert sessions.take_gone() is None
+
+
+def test_a_link_that_another_has_replaced_is_gone_until_that_one_registers() -> None:
+    sessions = make_sessions()
+    old = enter(sessions, claim(dial=1)).session
+    sessions.register(old)
+    new = enter(sessions, claim(dial=2)).session
+    assert sessions.take_gone() == NODE
+    sessions.register(new)
+    sessions.leave(old)
+    assert sessions.take_gone() is None
+
+
+def test_nothing_is_told_of_a_link_whose_successor_has_registered() -> None:
+    sessions = make_sessions()
+    old = enter(sessions, claim(dial=1)).session
+    sessions.register(old)
+    sessions.leave(old)
+    sessions.register(enter(sessions, claim(dial=2)).session)
+    # whoever tells the fleet was late
+    assert sessions.take_gone() is None
+
+
+def test_a_node_that_is_lost_is_not_told_of_as_silent() -> None:
+    sessions = make_sessions()
+    sessions.register(enter(sessions, claim()).session)
+    told, session = sessions.lose(NODE, LEASE + 1)
+    assert told
+    assert session is not None
+    assert sessions.take_gone() is None
+
+
+def test_nodes_that_go_together_are_each_told_of() -> None:
+    sessions = make_sessions()
+    names = [NodeId(f"n{number}") for number in range(5)]
+    for name in names:
+        session = enter(sessions, claim(node=name)).session
+        sessions.register(session)
+        sessions.leave(session)
+    assert [sessions.take_gone() for _ in range(6)] == [*names, None]
+
+
 def test_silence_is_judged_while_we_listen() -> None:
     attention = Attention(lease_seconds=LEASE, now=0.0)
     assert attention.look_seconds == 1.0
@@ -216,7 +272,9 @@ def test_after_a_pause_of_our_own_silence_proves_nothing_for_a_lease() -> None:
     assert [now for now, judged in looks.items() if judged] == list(range(75, 80))
 
 
-steps = st.tuples(st.sampled_from(["dial", "leave", "wait", "hear"]), st.sampled_from("ab"), st.integers(1, 20))
+steps = st.tuples(
+    st.sampled_from(["dial", "register", "leave", "wait", "hear", "tell"]), st.sampled_from("ab"), st.integers(1, 20)
+)
 
 
 @pytest.mark.slow
@@ -224,14 +282,21 @@ steps = st.tuples(st.sampled_from(["dial", "leave", "wait", "hear"]), st.sampled
 def test_whatever_happens_one_link_counts_and_a_loss_is_told_once(story: list[tuple[str, str, int]]) -> None:
     sessions = make_sessions()
     now, dials, counts_on_it, links = 0.0, itertools.count(1), False, list[tuple[Session, FakeEnd]]()
+    # what the fleet was told last: the link that it counts on, if any
+    told_of: Session | None = None
     for step, run, number in story:
         if step == "dial":
             wants = claim(run=run, dial=next(dials))
             if isinstance(sessions.consider(wants), Free):
                 end = FakeEnd(now)
                 links.append((sessions.enter(wants, end, now).session, end))
-                sessions.register(links[-1][0])
-                counts_on_it = True
+        elif step == "register" and links and sessions.is_current(links[-1][0]):
+            sessions.register(links[-1][0])
+            counts_on_it, told_of = True, links[-1][0]
+        elif step == "tell":
+            is_gone = told_of is not None and not sessions.is_current(told_of)
+            assert sessions.take_gone() == (NODE if is_gone else None)
+            told_of = None if is_gone else told_of
         elif step == "leave" and links:
             sessions.leave(links[-1][0])
         elif step == "hear" and links and sessions.is_current(links[-1][0]):
@@ -241,7 +306,7 @@ def test_whatever_happens_one_link_counts_and_a_loss_is_told_once(story: list[tu
         for node in sessions.find_silent(now):
             told, _ = sessions.lose(node, now)
             assert told == counts_on_it
-            counts_on_it = False
+            counts_on_it, told_of = False, None
         current = [session for session, _ in links if sessions.is_current(session)]
         assert len(current) <= 1
         assert current == [*sessions.list_connected()]
