@@ -66,12 +66,18 @@ WHOLE_SECONDS = 30.0
 # What failed on a node longer ago says little of the next try there.
 FAILED_SECONDS = 3600.0
 
+# What does not end within this time may never: it keeps its room, and holds up nothing else.
+STOPPING_SECONDS = 120.0
+
 # Before a server says otherwise.
 REPLACE_AFTER_SECONDS = 60.0
 BRAKE_SECONDS = 600.0
 
 # Where the shards of one replica meet: of these ports one that no other replica's rank 0 has on that node.
 RENDEZVOUS_PORTS = range(29500, 30000)
+
+# Nobody gets so far, and a node that says it did must not bring a replica to where no number is left for its next try.
+MOST_EPOCHS = 2**31
 
 # Nodes that are looked at anew before something is placed: more wait for the next turn.
 HOSTS_A_TURN = 100
@@ -293,6 +299,7 @@ class Fleet:
             life = self._roster.at(name, spec.replica, spec.epoch)
             if life is not None:
                 self._observe(life, name, report, now)
+                self._find_again(life, name, report, now)
                 if was_lost and life.alive:
                     fate = "; it is to stop, another has its place" if life.given_up else ""
                     self._announce(life.replica, f"{life.replica.id} can be reached again: {name} is back{fate}")
@@ -300,7 +307,8 @@ class Fleet:
                 life = self._find_running(member, spec, report, now)
             if life is not None:
                 named.add(life.key)
-            self._roster.see_epoch(spec.replica, spec.epoch)
+            if spec.epoch < MOST_EPOCHS:
+                self._roster.see_epoch(spec.replica, spec.epoch)
         for life in list(self._roster.on(name)):
             if life.key not in named and life.shard_on(name).state is not ShardState.ENDED:
                 self._miss(life, name, now)
@@ -332,6 +340,7 @@ class Fleet:
             and report.state is not ShardState.STOPPING
             and spec.node == node
             and self._is_defined(spec)
+            and spec.epoch < MOST_EPOCHS
             and spec.epoch >= self._roster.last_epoch(spec.replica)
             and (life is not None or (not self._roster.is_alive(spec.replica) and self._lacks(spec.model.name)))
         )
@@ -359,6 +368,13 @@ class Fleet:
         fate = "is taken over" if ours else "is to stop: it isn't what the catalog asks for"
         self._announce(life.replica, f"{spec.replica} was already running on {node} and {fate}")
         return life
+
+    def _find_again(self, life: Life, node: NodeId, report: ShardReport, now: float) -> None:
+        """A shard that was taken for gone, since nobody spoke of it, and runs: it is to stop, and books its room."""
+        shard = life.shard_on(node)
+        if shard.state is ShardState.ENDED and report.state is not ShardState.ENDED:
+            life.set_shard(replace(shard, state=ShardState.STOPPING, since=now), now)
+            self._roster.put(life)
 
     def _find_rest(self, spec: ShardSpec) -> Life | None:
         """The life of several nodes that this shard is a missing part of."""
@@ -409,6 +425,7 @@ class Fleet:
         if _offer(before) != _offer(node):
             self._plan_waiting()
         if applied is not None:
+            member.tells = True
             for key in [key for key in self._forget_at if key[0] == node.id]:
                 life = self._roster.owner(key)
                 # It has taken the set without this shard and never spoke of it: it never saw the set with it.
@@ -448,7 +465,9 @@ class Fleet:
         for life in lives:
             self._take_back(life, f"{name} was removed", now)
             self._gone(life, name, now)
-        for life in self._roster.remove(name):
+        last, lives = self._roster.remove(name)
+        self._effects.append(last)
+        for life in lives:
             if not life.alive:
                 self._forget(life)
         self._plan_waiting()
@@ -555,7 +574,10 @@ class Fleet:
             if shard.state in (ShardState.ENDED, ShardState.STOPPING):
                 continue
             if node not in life.heard:
-                self._forget_at[node, *life.key[:2]] = now + UNHEARD_SECONDS
+                # An agent that tells what it has taken tells this as well, and till then it may launch it.
+                member = self._roster.members.get(node)
+                tells = member is not None and member.tells
+                self._forget_at[node, *life.key[:2]] = math.inf if tells else now + UNHEARD_SECONDS
             life.set_shard(replace(shard, state=ShardState.STOPPING, since=now), now)
         self._roster.put(life)
 
@@ -629,12 +651,12 @@ class Fleet:
             self._plan_later(name)
         for key in [key for key, at in self._forget_at.items() if at <= now]:
             self._gone(self._roster.owner(key), key[0], now)
-        for whole in [key for key, at in self._whole_at.items() if at <= now]:
-            del self._whole_at[whole]
-            life = self._roster.lives.get(whole)
-            if life is not None and not life.complete:
-                self._take_back(life, f"{len(life.replica.shards)} of its {life.count} shards came back", now)
         if self._brake is None:
+            for whole in [key for key, at in self._whole_at.items() if at <= now]:
+                del self._whole_at[whole]
+                life = self._roster.lives.get(whole)
+                if life is not None and not life.complete:
+                    self._take_back(life, f"{len(life.replica.shards)} of its {life.count} shards came back", now)
             for node in [node for node, at in self._replace_at.items() if at <= now]:
                 del self._replace_at[node]
                 for life in self._roster.on(node):
@@ -644,8 +666,10 @@ class Fleet:
             self._plan_waiting()
 
     def _ask_to_be_woken(self, now: float) -> None:
-        times = [*self._retry_at.values(), *self._forget_at.values(), *self._whole_at.values(), self._look_again_at]
+        times = [*self._retry_at.values(), *self._forget_at.values(), self._look_again_at]
+        # What the brake holds up has its own time after that.
         times += [self._brake.until] if self._brake is not None else self._replace_at.values()
+        times += self._whole_at.values() if self._brake is None else ()
         if self._unplanned and not self._expected:
             times.append(now)
         if self._expected:
@@ -694,16 +718,21 @@ class Fleet:
         if self._may_run_unseen(model, now):
             return
         # One that is still stopping counts against the most there may be: its memory is in use, even where the profile
-        # books none. Its end plans this model again.
-        there = sum(map(self._counts, self._roster.of(model.name))) - len(replaceable)
-        for _ in range(min(lacking, model.scaling.max - there)):
+        # books none. Its end plans this model again, or a time by which anything has ended.
+        stopping = [life for life in self._roster.of(model.name) if self._is_stopping(life, now)]
+        room = model.scaling.max - len(kept) + len(unreachable) - len(stopping)
+        if lacking > room and stopping:
+            self._retry_at[model.name] = min(life.replica.since for life in stopping) + STOPPING_SECONDS
+        for _ in range(min(lacking, room)):
             backing_off, failed = self.backing_off(model.name), self.failed(model.name, now)
             verdict = place(model, self._roster.hosts(), backing_off, now, failed=failed)
             earlier = self._verdicts.get(model.name)
-            self._verdicts[model.name] = verdict
+            # Kept as it is, it would hold all nodes as they were at this moment.
             if isinstance(verdict, Rejected):
+                self._verdicts[model.name] = verdict.keep(FEW)
                 self._wait_for_room(model, verdict, earlier, now)
                 return
+            self._verdicts[model.name] = verdict.keep()
             if replaceable:
                 self._give_up(replaceable.pop(0), now)
             self._start(model, verdict, now)
@@ -731,9 +760,10 @@ class Fleet:
         gone = [node for node in life.replica.nodes if node in self._roster.lost_at]
         self._take_back(life, f"{', '.join(gone)} is lost, and another takes its place", now)
 
-    def _counts(self, life: Life) -> bool:
-        """Against the most that may be: not what only a lost node may still run."""
-        return life.alive and (not life.given_up or self._roster.is_running(life))
+    def _is_stopping(self, life: Life, now: float) -> bool:
+        """It is to end, can be told to, and has not had its time."""
+        over = not life.alive or self._roster.is_desired(life) or not self._roster.is_running(life)
+        return not over and now < life.replica.since + STOPPING_SECONDS
 
     def _shed_surplus(self, model: Model, now: float) -> list[Life]:
         """Stop what is beyond the most there may be, the least useful first; answers what is kept."""
@@ -809,7 +839,9 @@ class Fleet:
         host = f"[{address}]" if ":" in str(address) else address
         # Another one with each try: this one may be some other program's.
         ports = (RENDEZVOUS_PORTS[(epoch - 1 + n) % len(RENDEZVOUS_PORTS)] for n in range(len(RENDEZVOUS_PORTS)))
-        return next(place for port in ports if (place := f"{host}:{port}") not in taken)
+        places = (f"{host}:{port}" for port in ports)
+        # Only a node that lies has none left.
+        return next((place for place in places if place not in taken), f"{host}:{RENDEZVOUS_PORTS[0]}")
 
     def _wait_for_room(self, model: Model, verdict: Rejected, earlier: Verdict | None, now: float) -> None:
         reasons = verdict.reasons()

@@ -34,11 +34,12 @@ _Found = tuple[Need, Host, Reason, str | None]
 class Refusals:
     """Why nodes were turned away, as reasons. The words are found when somebody reads them, and once."""
 
-    __slots__ = ("_found", "_told")
+    __slots__ = ("_counts", "_found", "_told")
 
     def __init__(self, found: Sequence[_Found] = ()) -> None:
         self._found = found
         self._told: tuple[Rejection, ...] | None = None
+        self._counts: Mapping[Reason, int] | None = None
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Refusals) and self.tell() == other.tell()
@@ -53,11 +54,19 @@ class Refusals:
 
     def first(self, count: int) -> tuple[Rejection, ...]:
         """As ``tell``, so many."""
-        return tuple(map(_reject, self._found[:count]))
+        return tuple(map(_reject, self._found[:count])) if self._told is None else self._told[:count]
 
     def count(self) -> Mapping[Reason, int]:
         """How many times each reason was found."""
-        return Counter(reason for _, _, reason, _ in self._found)
+        if self._counts is None:
+            self._counts = Counter(reason for _, _, reason, _ in self._found)
+        return self._counts
+
+    def keep(self, count: int) -> Refusals:
+        """So many of them, and the counts of all, without the nodes that they were found for."""
+        kept = Refusals()
+        kept._told, kept._counts = self.first(count), self.count()
+        return kept
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +90,10 @@ class Placement:
         """Of the nodes, and of the better profiles, that were turned away."""
         return self._refusals.tell() if self._refusals is not None else ()
 
+    def keep(self) -> Placement:
+        """The same without rejections, as ``Rejected.keep``."""
+        return replace(self, _refusals=None)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rejected:
@@ -92,6 +105,11 @@ class Rejected:
     def rejections(self) -> tuple[Rejection, ...]:
         """The first reason against each node for each profile."""
         return self._refusals.tell()
+
+    def keep(self, count: int) -> Rejected:
+        """The same with so many rejections: for whoever keeps it, while the nodes that it was found for are long
+        others."""
+        return Rejected(_refusals=self._refusals.keep(count))
 
     def first(self, count: int) -> tuple[Rejection, ...]:
         """So many of them: the rest costs nothing."""
@@ -206,7 +224,7 @@ def explain(
     return Explanation(
         model=model.name,
         # (who was turned away is told by the candidates)
-        placement=replace(verdict, _refusals=None) if isinstance(verdict, Placement) else None,
+        placement=verdict.keep() if isinstance(verdict, Placement) else None,
         runner_up=next(others, None),
         candidates=tuple(candidates),
         unlock=find_unlock(model, by_id, backing_off, now) if isinstance(verdict, Rejected) else None,

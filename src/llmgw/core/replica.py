@@ -34,10 +34,12 @@ MAY_FOLLOW: dict[ShardState, frozenset[ShardState]] = {
     ShardState.PLACED: frozenset(
         {ShardState.LAUNCHING, ShardState.LOADING, ShardState.READY, ShardState.STOPPING, ShardState.ENDED}
     ),
-    ShardState.LAUNCHING: frozenset({ShardState.LOADING, ShardState.READY, ShardState.STOPPING, ShardState.ENDED}),
+    ShardState.LAUNCHING: frozenset(
+        {ShardState.LAUNCHING, ShardState.LOADING, ShardState.READY, ShardState.STOPPING, ShardState.ENDED}
+    ),
     ShardState.LOADING: frozenset({ShardState.LOADING, ShardState.READY, ShardState.STOPPING, ShardState.ENDED}),
     ShardState.READY: frozenset({ShardState.READY, ShardState.STOPPING, ShardState.ENDED}),
-    ShardState.STOPPING: frozenset({ShardState.ENDED}),
+    ShardState.STOPPING: frozenset({ShardState.STOPPING, ShardState.ENDED}),
     ShardState.ENDED: frozenset(),
 }
 

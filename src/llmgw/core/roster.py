@@ -32,10 +32,11 @@ class Member:
     """A registered node, and what it was last told (``sent`` is None when it may have forgotten).
 
     While it is lost nothing is sent to what runs there, and all of it stays booked. ``host`` is None when it is to be
-    made anew.
+    made anew. ``tells``: it has said which desired set it took last.
     """
 
     node: Node
+    tells: bool = False
     standing: Standing = Standing.READY
     revision: int = 0
     desired: dict[ShardId, ShardSpec] = field(default_factory=dict)
@@ -100,6 +101,8 @@ class Roster:
         self._by_node: dict[NodeId, dict[LifeKey, Life]] = {}
         self._routable: set[LifeKey] = set()
         self._epochs: dict[ReplicaId, int] = {}
+        # of nodes that were removed, the number of the last set
+        self._revisions: dict[NodeId, int] = {}
         self._touched: set[NodeId] = set()
         self._marks: dict[NodeId, NodeMarked] = {}
         self._holds: dict[NodeId, set[str]] = {}
@@ -112,7 +115,7 @@ class Roster:
     def enrol(self, node: Node) -> Member:
         """The node as it is now, to be told anew what it is to run."""
         if node.id not in self.members:
-            self.members[node.id] = Member(node)
+            self.members[node.id] = Member(node, revision=self._revisions.pop(node.id, 0))
             self._order = None
         member = self.members[node.id]
         member.node = node
@@ -143,16 +146,18 @@ class Roster:
         self._marks[marked.node] = marked
         self._make_anew(marked.node)
 
-    def remove(self, name: NodeId) -> list[Life]:
-        """Forget a node, with what was said of it; the lives that had a shard there are the caller's to end."""
-        del self.members[name]
+    def remove(self, name: NodeId) -> tuple[Desire, list[Life]]:
+        """Forget a node, with what was said of it. Answers what it is to run from now on, for whoever keeps what it was
+        told, and the lives that had a shard there, which are the caller's to end."""
+        # An agent takes no set whose number is lower than one that it had.
+        revision = self._revisions[name] = self.members.pop(name).revision + 1
         self.lost_at.pop(name, None)
         self._marks.pop(name, None)
         self._holds.pop(name, None)
         self._touched.discard(name)
         self._stale.pop(name, None)
         self._order = None
-        return list(self.on(name))
+        return Desire(node=name, revision=revision, shards=()), list(self.on(name))
 
     def is_lost(self, name: NodeId) -> bool:
         return name in self.lost_at or name not in self.members

@@ -74,7 +74,8 @@ class Presence:
         self._sessions = Sessions(lease_seconds=lease_seconds, make_token=make_token, on_gone=self._note_gone)
         self._words = SparingLog(summary="%d more lines about the links of node %s within %g s; the last: %s")
         self._stopping: str | None = None
-        self.links: set[AgentLink] = set()
+        # (in the order in which they came: a set goes by addresses, which differ from run to run)
+        self.links: dict[AgentLink, None] = {}
 
     def views(self) -> tuple[LinkView, ...]:
         """Every node that was connected since the start."""
@@ -103,20 +104,20 @@ class Presence:
     def goaway(self, reason: str) -> None:
         """The server stops: tell every agent, and every one that still comes. What is open stays open."""
         self._stopping = reason
-        for link in self.links:
+        for link in tuple(self.links):
             link.goaway(reason)
         self._trunks.goaway()
 
     def let_go(self, node: NodeId, reason: str) -> None:
         """End the node's link, if it has one: an agent that is there dials anew, and registers as one that was never
         seen."""
-        for link in self.links:
+        for link in tuple(self.links):
             if link.node == node:
                 link.cut(None, reason)
 
     def cut_revoked(self, explain: Callable[[NodeId, int], str | None]) -> None:
         """End the links whose certificates ``explain`` has something against."""
-        for link in self.links:
+        for link in tuple(self.links):
             problem = explain(link.node, link.serial)
             if problem is not None:
                 link.cut("revoked", problem)
@@ -139,11 +140,11 @@ class Presence:
             link.cut("revoked", revoked)
         if self._stopping is not None:
             link.cut("stopping", self._stopping)
-        self.links.add(link)
+        self.links[link] = None
         try:
             await link.serve()
         finally:
-            self.links.discard(link)
+            self.links.pop(link, None)
 
     # -- for ever
 
@@ -154,7 +155,7 @@ class Presence:
             await trio.sleep(attention.look_seconds)
             self._words.sweep(trio.current_time())
             self._on_look()
-            for link in self.links:
+            for link in tuple(self.links):
                 link.look()
             if attention.look(trio.current_time()):
                 for node in self._sessions.find_silent(trio.current_time()):

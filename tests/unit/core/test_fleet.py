@@ -24,7 +24,16 @@ from llmgw.core.events import (
     Stopping,
     Wakeup,
 )
-from llmgw.core.fleet import BACKSTOP_SECONDS, DEMAND_SECONDS, FEW, HOSTS_A_TURN, UNHEARD_SECONDS, Fleet
+from llmgw.core.fleet import (
+    BACKSTOP_SECONDS,
+    DEMAND_SECONDS,
+    FEW,
+    HOSTS_A_TURN,
+    RENDEZVOUS_PORTS,
+    STOPPING_SECONDS,
+    UNHEARD_SECONDS,
+    Fleet,
+)
 from llmgw.core.model import Model, ModelName, Profile, Scaling
 from llmgw.core.node import EngineFound, FabricFound, Gpu, Node, NodeId
 from llmgw.core.placement import Placement, Rejected, explain
@@ -906,6 +915,17 @@ def test_a_node_is_removed_only_when_it_is_lost_or_empty() -> None:
     assert fleet.handle(NodeRemoved(node=N1), 6.0) == []
 
 
+def test_a_removed_node_is_told_nothing_old_when_it_comes_back() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.READY), 1.0)
+    fleet.handle(NodeLost(node=N1), 2.0)
+    # whoever keeps what it was told last, keeps this
+    assert desires(fleet.handle(NodeRemoved(node=N1), 3.0)) == [Desire(node=N1, revision=2, shards=())]
+    effects = fleet.handle(NodeRegistered(node=a_node()), 4.0)
+    assert [desire.revision for desire in desires(effects)] == [3]
+    assert the_shard(effects).epoch == 2
+
+
 def test_a_removed_node_that_comes_back_is_told_to_stop_what_has_its_place_elsewhere() -> None:
     fleet, effects = a_fleet(a_model())
     old = the_shard(effects)
@@ -915,7 +935,7 @@ def test_a_removed_node_that_comes_back_is_told_to_stop_what_has_its_place_elsew
     new = the_shard(fleet.handle(NodeRegistered(node=a_node("n2")), 4.0))
     assert (new.replica, new.epoch) == ("rep-m-1", 2)
     effects = fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 5.0)
-    assert desires(effects) == [Desire(node=N1, revision=1, shards=())]
+    assert desires(effects) == [Desire(node=N1, revision=3, shards=())]
     assert {replica.epoch: replica.state for replica in fleet.statistics().models[0].replicas} == {
         1: ShardState.STOPPING,
         2: ShardState.PLACED,
@@ -1134,6 +1154,22 @@ def test_a_replica_of_two_nodes_is_placed_whole_and_meets_at_rank_0() -> None:
     assert the_replica(fleet).progress is None
 
 
+def test_what_holds_up_an_end_is_told() -> None:
+    fleet, effects = a_fleet(a_model())
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.LAUNCHING), 1.0)
+    fleet.handle(a_word(shard, ShardState.LAUNCHING, progress="/opt/e is being checked"), 2.0)
+    assert the_replica(fleet).progress == "/opt/e is being checked"
+    fleet.handle(CatalogChanged(models=()), 3.0)
+    fleet.handle(a_word(shard, ShardState.STOPPING, progress="can't be killed: processes 7"), 4.0)
+    (replica,) = fleet.statistics().nodes[0].replicas
+    assert (replica.state, replica.since, replica.progress) == (
+        ShardState.STOPPING,
+        3.0,
+        "can't be killed: processes 7",
+    )
+
+
 def test_progress_of_several_nodes_names_the_node() -> None:
     fleet, shards = a_group()
     fleet.handle(a_word(shards[1], ShardState.LOADING, progress="10 %"), 5.0)
@@ -1153,6 +1189,19 @@ def test_two_replicas_of_two_nodes_meet_at_two_places() -> None:
     assert sorted({str(shard.rendezvous) for shard in shards.values()}) == ["10.0.0.1:29500", "10.0.0.1:29501"]
     booked = [gpu for shard in shards.values() for gpu in shard.gpus or ()]
     assert len(booked) == len(set(booked)) == 16
+
+
+def test_a_node_that_says_that_all_its_places_to_meet_are_taken_gets_one_all_the_same() -> None:
+    fleet, effects = a_fleet(nodes=[a_gpu_node("n2")])
+    pair = a_wide_model()
+    other = replace(pair, name=ModelName("x"))
+    liar = tuple(
+        found(replace(a_running(other, number=number), rendezvous=f"10.0.0.1:{port}", count=2))
+        for number, port in enumerate(RENDEZVOUS_PORTS)
+    )
+    fleet.handle(NodeRegistered(node=a_gpu_node("n1"), running=liar), 1.0)
+    effects = fleet.handle(CatalogChanged(models=(pair,)), 2.0)
+    assert {str(shard.rendezvous) for desire in desires(effects) for shard in desire.shards} == {"10.0.0.1:29500"}
 
 
 def test_an_address_with_colons_is_written_in_brackets() -> None:
@@ -1316,6 +1365,93 @@ def test_where_it_failed_of_late_it_is_tried_last() -> None:
     assert tried == ["n1", "n2", "n3"]
     assert fleet.failed(M, now) == {"n1": 1, "n2": 1, "n3": 1}
     assert fleet.failed(M, now + 3700.0) == {}
+
+
+def test_what_was_to_stop_on_a_node_that_is_lost_then_does_not_count_for_ever() -> None:
+    fleet, effects = a_fleet(a_model())
+    old = the_shard(effects)
+    fleet.handle(a_word(old, ShardState.READY), 1.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 2.0)
+    # it is told, and nobody hears what comes of it
+    changed = a_model(source="/new.gguf")
+    fleet.handle(CatalogChanged(models=(changed,)), 3.0)
+    assert fleet.statistics().models[0].replicas[0].state is ShardState.STOPPING
+    effects = fleet.handle(NodeLost(node=N1), 20.0)
+    effects += fleet.handle(Wakeup(), 80.0)
+    new = next(shard for desire in desires(effects) for shard in desire.shards)
+    assert (new.node, new.model) == (N2, changed)
+
+
+def test_what_was_taken_for_gone_and_runs_after_all_is_to_stop_and_books_its_room() -> None:
+    fleet, shards = a_group()
+    fleet.handle(a_word(shards[0], ShardState.LOADING), 1.0)
+    # n2 never spoke of its part, and is thought to have never seen it
+    fleet.handle(a_word(shards[0], ShardState.ENDED, cause="no"), 2.0)
+    fleet.handle(NodeReported(node=a_gpu_node("n2"), applied=2), 2.1)
+    assert fleet.statistics().nodes[1].host.booked == {}
+    fleet.handle(NodeRegistered(node=a_gpu_node("n2"), running=(found(shards[1], ShardState.LOADING),)), 3.0)
+    assert len(fleet.statistics().nodes[1].host.booked) == 8
+    # so that its cards are given to nobody meanwhile
+    assert desires(fleet.handle(Wakeup(), 10.0)) == []
+    fleet.handle(a_word(shards[1], ShardState.ENDED), 11.0)
+    effects = fleet.handle(Wakeup(), 11.0)
+    assert [shard.epoch for desire in desires(effects) for shard in desire.shards] in ([], [2, 2])
+    assert the_replica(fleet).epoch == 2
+
+
+def test_an_agent_that_tells_what_it_took_is_waited_for_until_it_has_taken_the_end() -> None:
+    fleet, _ = a_fleet(a_model())
+    fleet.handle(NodeReported(node=a_node(), applied=0), 1.0)
+    fleet.handle(CatalogChanged(models=()), 2.0)
+    assert wakes(fleet.handle(Wakeup(), 2.0)) == []
+    fleet.handle(Wakeup(), 500.0)
+    # it may be launching it just now
+    assert not fleet.idle()
+    fleet.handle(NodeReported(node=a_node(), applied=2), 501.0)
+    assert fleet.idle()
+
+
+def test_an_epoch_that_nobody_gave_is_not_counted_on_from() -> None:
+    fleet, _ = a_fleet(a_model(least=0), a_model("b"))
+    liar = a_running(a_model(least=0), epoch=2**40)
+    effects = fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(liar),)), 1.0)
+    assert "is to stop" in announced(effects)[0].text
+    assert desires(fleet.handle(Demand(model=M), 2.0)) == []
+    # a node that claims it and never ends it can't keep it from others for ever
+    assert wakes(fleet.handle(Wakeup(), 2.0)) == [1.0 + STOPPING_SECONDS]
+    effects = fleet.handle(Demand(model=M), 1.0 + STOPPING_SECONDS)
+    assert {s.epoch for e in desires(effects) for s in e.shards if s.model.name == M} == {1}
+
+
+def test_while_the_brake_holds_a_group_that_is_not_whole_is_not_stopped() -> None:
+    _, shards = a_group()
+    fleet = Fleet()
+    nodes = frozenset(NodeId(f"n{n}") for n in range(1, 6))
+    fleet.handle(NodesExpected(nodes=nodes, until=30.0), 0.0)
+    fleet.handle(CatalogChanged(models=(a_wide_model(),)), 0.0)
+    fleet.handle(NodeRegistered(node=a_gpu_node("n1"), running=(found(shards[0]),)), 1.0)
+    assert desires(fleet.handle(Wakeup(), 30.0)) == []
+    assert fleet.brake(31.0) is not None
+    effects = fleet.handle(Wakeup(), 100.0)
+    assert (desires(effects), wakes(effects)) == ([], [630.0])
+    # the others are back in time
+    for n in range(2, 6):
+        running = (found(shards[1]),) if n == 2 else ()
+        fleet.handle(NodeRegistered(node=a_gpu_node(f"n{n}"), running=running), 200.0)
+    assert [replica.nodes for replica in fleet.ready(M)] == [("n1", "n2")]
+
+
+def test_an_answer_is_kept_without_the_nodes_that_it_was_found_for() -> None:
+    fleet, _ = a_fleet(a_model(gb=99.0), nodes=[a_node(f"n{n:02}") for n in range(40)])
+    verdict = fleet.verdict(M)
+    assert isinstance(verdict, Rejected)
+    assert verdict.reasons() == {Reason.NOT_ENOUGH_MEMORY: 40}
+    assert len(verdict.rejections) == FEW
+    assert [no.node for no in verdict.first(2)] == ["n00", "n01"]
+    fleet.handle(NodeRegistered(node=a_node("big", memory_gb=200.0)), 1.0)
+    verdict = fleet.verdict(M)
+    assert isinstance(verdict, Placement)
+    assert verdict.rejections == ()
 
 
 # Why

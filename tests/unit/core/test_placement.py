@@ -25,7 +25,7 @@ from machines import (
 )
 
 from llmgw.core.costs import Score
-from llmgw.core.filters import Need, describe, find_reasons
+from llmgw.core.filters import Need, describe, find_reasons, is_blind
 from llmgw.core.hosts import Host, Standing, spare_gb
 from llmgw.core.model import ANY_CLASS, ModelName, Profile
 from llmgw.core.node import Disk, ForeignUse, NodeId
@@ -501,7 +501,8 @@ def test_a_placement_is_within_what_there_is_and_every_other_node_has_a_true_rea
     for rejection in verdict.rejections:
         host = hosts[NodeId(rejection.node)]
         profile = next(profile for profile in world.model.profiles if profile.name == rejection.profile)
-        need = Need(model=world.model, profile=profile, backing_off=world.backing_off, now=world.now)
+        blind = is_blind(world.hosts)
+        need = Need(model=world.model, profile=profile, backing_off=world.backing_off, now=world.now, blind=blind)
         found = find_reasons(need, host)
         assert rejection.detail
         if rejection.reason is Reason.NOT_ENOUGH_NODES:
@@ -526,7 +527,7 @@ def check_placement(placement: Placement, world: World, hosts: dict[NodeId, Host
         assert world.backing_off.get(host.id, 0.0) <= world.now
         assert (profile.min_memory_gb or 0.0) <= host.node.memory_gb - host.booked_gb
         assert profile.engine in {found.engine for found in host.node.engines}
-        if profile.gpus == 0:
+        if profile.gpus == 0 or is_blind(world.hosts):
             assert shard.gpus == (() if gpus else None)
             continue
         assert shard.gpus is not None
@@ -538,7 +539,7 @@ def check_placement(placement: Placement, world: World, hosts: dict[NodeId, Host
             assert gpu.mig is None
             assert spare_gb(gpu) + 1e-6 >= (profile.gpu_memory_gb or 0.9 * gpu.memory_gb)
             classes.add(gpu.gpu_class)
-    if profile.gpus:
+    if profile.gpus and not is_blind(world.hosts):
         assert len(classes) == 1
         assert profile.gpu_class in (None, ANY_CLASS, *classes)
     if profile.nodes > 1:

@@ -205,7 +205,7 @@ def test_a_node_that_is_removed_is_forgotten_with_all_that_was_said_of_it() -> N
     roster.mark(NodeMarked(node=N1, cordoned=True))
     life = a_life()
     roster.put(life)
-    assert roster.remove(N1) == [life]
+    assert roster.remove(N1) == (Desire(node=N1, revision=1, shards=()), [life])
     assert (roster.hosts(), roster.is_lost(N1), roster.is_desired(life)) == ((), True, False)
     roster.withdraw(life)
     roster.enrol(NODE)

@@ -187,7 +187,7 @@ async def test_however_a_link_ends_its_node_is_silent_at_once(
         await trio.sleep(LEASE - 1)
     await trio.testing.wait_all_tasks_blocked()
     assert fleet.events[1:] == [NodeSilent(node=NODE)]
-    assert here.presence.links == set()
+    assert here.presence.links == {}
     await trio.sleep(2 * LEASE)
     assert fleet.events[2:] == [NodeLost(node=NODE)]
     assert (here.lost, here.trunks.closed) == ([NODE], [NODE])
