@@ -79,6 +79,9 @@ RENDEZVOUS_PORTS = range(29500, 30000)
 # Nobody gets so far, and a node that says it did must not bring a replica to where no number is left for its next try.
 MOST_EPOCHS = 2**31
 
+# Of a replica, by its digits.
+LONGEST_NUMBER = 4
+
 # Nodes that are looked at anew before something is placed: more wait for the next turn.
 HOSTS_A_TURN = 100
 
@@ -293,6 +296,8 @@ class Fleet:
         self._absent.pop(name, None)
         self._replace_at.pop(name, None)
         named: set[LifeKey] = set()
+        # A look at all replicas of a model for each of a thousand shards would take seconds.
+        room: dict[ModelName, int] = {}
         said = len(self._effects)
         # The newest epoch first: were there two of a replica, that is the one to keep.
         for spec, report in sorted(event.running, key=lambda pair: -pair[0].epoch):
@@ -304,10 +309,10 @@ class Fleet:
                     fate = "; it is to stop, another has its place" if life.given_up else ""
                     self._announce(life.replica, f"{life.replica.id} can be reached again: {name} is back{fate}")
             else:
-                life = self._find_running(member, spec, report, now)
+                life = self._find_running(member, spec, report, room, now)
             if life is not None:
                 named.add(life.key)
-            if spec.epoch < MOST_EPOCHS:
+            if spec.epoch < MOST_EPOCHS and self._may_be_named(spec):
                 self._roster.see_epoch(spec.replica, spec.epoch)
         for life in list(self._roster.on(name)):
             if life.key not in named and life.shard_on(name).state is not ShardState.ENDED:
@@ -324,8 +329,13 @@ class Fleet:
             text = f"and {len(more)} more changes with the registration of {node}"
             self._effects.append(Announce(model=None, text=text, warning=True))
 
-    def _find_running(self, member: Member, spec: ShardSpec, report: ShardReport, now: float) -> Life | None:
-        """A shard that ran before this fleet knew of it: taken over as it is, or left to its node to stop."""
+    def _find_running(
+        self, member: Member, spec: ShardSpec, report: ShardReport, room: dict[ModelName, int], now: float
+    ) -> Life | None:
+        """A shard that ran before this fleet knew of it: taken over as it is, or left to its node to stop.
+
+        ``room`` is how many more there may be of each model, as far as it was asked for.
+        """
         node = member.node.id
         if report.state is ShardState.ENDED:
             text = f"{spec.replica} had ended on {node}: {report.cause or NO_CAUSE}"
@@ -342,7 +352,7 @@ class Fleet:
             and self._is_defined(spec)
             and spec.epoch < MOST_EPOCHS
             and spec.epoch >= self._roster.last_epoch(spec.replica)
-            and (life is not None or (not self._roster.is_alive(spec.replica) and self._lacks(spec.model.name)))
+            and (life is not None or (not self._roster.is_alive(spec.replica) and self._find_room(spec, room) > 0))
         )
         shard = Shard(
             spec=there,
@@ -353,6 +363,8 @@ class Fleet:
             progress=report.progress,
             load=report.load,
         )
+        if ours and life is None:
+            room[spec.model.name] -= 1
         if life is None or not ours:
             life = self._begin(shard, spec.count, now)
         else:
@@ -399,10 +411,21 @@ class Fleet:
         )
         return Life(replica, count=count)
 
-    def _lacks(self, name: ModelName) -> bool:
-        """There is a place for one more: a node can't take a model from another by saying that it runs it."""
-        model = self.catalog.named(name)
-        return model is not None and sum(map(self._roster.is_desired, self._roster.of(name))) < model.scaling.max
+    def _find_room(self, spec: ShardSpec, room: dict[ModelName, int]) -> int:
+        """How many more there may be: a node can't take a model from another by saying that it runs it."""
+        name = spec.model.name
+        if name not in room:
+            model = self.catalog.named(name)
+            most = model.scaling.max if model is not None else 0
+            room[name] = most - sum(map(self._roster.is_desired, self._roster.of(name)))
+        return room[name]
+
+    def _may_be_named(self, spec: ShardSpec) -> bool:
+        """The replica's name is one that this fleet could have given: others are not to be remembered for ever."""
+        if self.catalog.named(spec.model.name) is None:
+            return False
+        number = spec.replica.removeprefix(replica_id(spec.model.name, 0).removesuffix("0"))
+        return number.isdecimal() and number.isascii() and len(number) <= LONGEST_NUMBER
 
     def _miss(self, life: Life, node: NodeId, now: float) -> None:
         """Its node has registered without it."""
@@ -642,6 +665,7 @@ class Fleet:
         if now < before.until:
             # Some are back, and the others may be about to come.
             self._replace_at = dict.fromkeys(self._replace_at, now + self._replace_after)
+            self._whole_at = dict.fromkeys(self._whole_at, now + WHOLE_SECONDS)
         for model in self.catalog:
             self._plan_later(model.name)
 

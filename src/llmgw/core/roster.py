@@ -119,6 +119,7 @@ class Roster:
             self._order = None
         member = self.members[node.id]
         member.node = node
+        member.tells = False
         member.sent = None
         self._touched.add(node.id)
         self.set_standing(member, Standing.READY)
@@ -191,7 +192,11 @@ class Roster:
             if shard.state is ShardState.ENDED:
                 continue
             booked_gb += shard.spec.profile.min_memory_gb or 0.0
-            booked |= dict.fromkeys(shard.spec.gpus or (), life.replica.id)
+            gpus = shard.spec.gpus
+            if gpus is None and shard.spec.profile.gpus:
+                # Launched by an agent that knew of no GPUs, on whichever it found.
+                gpus = tuple(gpu.uuid for gpu in member.node.gpus or ())
+            booked |= dict.fromkeys(gpus or (), life.replica.id)
             replicas[life.replica.model] += 1
         mark = self._marks.get(name)
         labels = member.node.labels

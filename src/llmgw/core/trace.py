@@ -38,16 +38,11 @@ class Trace:
         self._kept: deque[Decision] = deque(maxlen=kept)
 
     def add(self, decision: Decision) -> None:
-        """Keep it; the same refusal of a model over and over is kept once, as it is now."""
-        if self._kept:
-            last = self._kept[0]
-            if decision.replica is None and (last.model, last.replica, last.why, last.reasons) == (
-                decision.model,
-                None,
-                decision.why,
-                decision.reasons,
-            ):
-                self._kept.popleft()
+        """Keep it; where the last one about its model was the same refusal, in the place of that."""
+        if decision.replica is None:
+            last = next((each for each in self._kept if each.model == decision.model), None)
+            if last is not None and last.replica is None and last.reasons == decision.reasons:
+                self._kept.remove(last)
         self._kept.appendleft(decision)
 
     def __iter__(self) -> Iterator[Decision]:

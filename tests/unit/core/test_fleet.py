@@ -1196,7 +1196,7 @@ def test_a_node_that_says_that_all_its_places_to_meet_are_taken_gets_one_all_the
     pair = a_wide_model()
     other = replace(pair, name=ModelName("x"))
     liar = tuple(
-        found(replace(a_running(other, number=number), rendezvous=f"10.0.0.1:{port}", count=2))
+        found(replace(a_running(other, number=number), rendezvous=f"10.0.0.1:{port}", count=2, gpus=()))
         for number, port in enumerate(RENDEZVOUS_PORTS)
     )
     fleet.handle(NodeRegistered(node=a_gpu_node("n1"), running=liar), 1.0)
@@ -1421,6 +1421,31 @@ def test_an_epoch_that_nobody_gave_is_not_counted_on_from() -> None:
     assert wakes(fleet.handle(Wakeup(), 2.0)) == [1.0 + STOPPING_SECONDS]
     effects = fleet.handle(Demand(model=M), 1.0 + STOPPING_SECONDS)
     assert {s.epoch for e in desires(effects) for s in e.shards if s.model.name == M} == {1}
+
+
+def test_a_name_that_this_fleet_never_gives_is_not_remembered() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    names = ("rep-m-12345", "rep-m-x", "rep-m-²", "other")
+    liar = tuple(found(replace(a_running(a_model(), epoch=9), replica=ReplicaId(name))) for name in names)
+    liar += (found(a_running(a_model("gone"), epoch=9)),)
+    fleet.handle(NodeRegistered(node=a_node(), running=liar), 1.0)
+    assert fleet._roster._epochs == {}
+
+
+def test_a_group_that_is_not_whole_when_the_brake_goes_off_has_its_time_again() -> None:
+    _, shards = a_group()
+    fleet = Fleet()
+    nodes = frozenset(NodeId(f"n{n}") for n in range(1, 6))
+    fleet.handle(NodesExpected(nodes=nodes, until=30.0), 0.0)
+    fleet.handle(CatalogChanged(models=(a_wide_model(),)), 0.0)
+    fleet.handle(NodeRegistered(node=a_gpu_node("n1"), running=(found(shards[0]),)), 1.0)
+    fleet.handle(Wakeup(), 30.0)
+    for n in range(3, 6):
+        fleet.handle(NodeRegistered(node=a_gpu_node(f"n{n}")), 200.0)
+    assert fleet.brake(200.0) is None
+    assert the_replica(fleet).state is ShardState.PLACED
+    fleet.handle(NodeRegistered(node=a_gpu_node("n2"), running=(found(shards[1]),)), 229.0)
+    assert [replica.nodes for replica in fleet.ready(M)] == [("n1", "n2")]
 
 
 def test_while_the_brake_holds_a_group_that_is_not_whole_is_not_stopped() -> None:

@@ -6,7 +6,7 @@ from llmgw.core.effects import Desire
 from llmgw.core.events import NodeMarked
 from llmgw.core.hosts import Standing
 from llmgw.core.model import Model, ModelName, Profile
-from llmgw.core.node import Node, NodeId
+from llmgw.core.node import Gpu, Node, NodeId
 from llmgw.core.replica import Endpoint, Replica, Shard, ShardSpec, ShardState, replica_id, shard_id
 from llmgw.core.roster import Life, Roster
 
@@ -172,6 +172,20 @@ def test_the_gpus_of_each_shard_are_booked_on_its_own_node_until_it_has_ended() 
     assert [host.booked for host in roster.hosts()] == [{}, {"GPU-1": "rep-m-1"}]
     roster.set_standing(roster.members[N2], Standing.LOST, 2.0)
     assert not roster.is_running(life)
+
+
+def test_what_runs_on_gpus_that_nobody_named_has_all_of_its_node() -> None:
+    cards = tuple(
+        Gpu(uuid=f"GPU-{n}", index=n, gpu_class="h100-80g", name="H100", memory_gb=85.0, memory_used_gb=0.0)
+        for n in range(2)
+    )
+    roster = Roster()
+    roster.enrol(replace(NODE, gpus=cards))
+    life = a_life()
+    spec = replace(life.replica.shard, profile=replace(life.replica.shard.profile, tp=2))
+    life.set_shard(replace(life.shard_on(N1), spec=spec), 0.0)
+    roster.put(life)
+    assert roster.hosts()[0].booked == {"GPU-0": "rep-m-1", "GPU-1": "rep-m-1"}
 
 
 def test_what_an_operator_says_lies_over_what_a_node_says() -> None:

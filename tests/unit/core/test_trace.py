@@ -20,6 +20,11 @@ def test_the_same_refusal_over_and_over_is_one() -> None:
     trace.add(Decision(at=4.0, model=M, why="1 no_gpu", reasons={"no_gpu": 1}))
     trace.add(Decision(at=5.0, model=OTHER, why="1 no_gpu", reasons={"no_gpu": 1}))
     assert [decision.at for decision in trace] == [5.0, 4.0, 3.0]
+    # two that wait in turn
+    for at in (6.0, 8.0):
+        trace.add(Decision(at=at, model=M, why="1 no_gpu", reasons={"no_gpu": 1}))
+        trace.add(Decision(at=at + 1.0, model=OTHER, why="1 no_gpu", reasons={"no_gpu": 1}))
+    assert [decision.at for decision in trace] == [9.0, 8.0, 3.0]
 
 
 def test_two_that_were_placed_alike_are_two() -> None:
