@@ -41,6 +41,7 @@ INT_LIMIT = 2**53
 # send it.
 WORDS_CHARS = 4000
 SHORT_CHARS = 256
+ADDRESS_CHARS = 100
 # A node is told, and runs, a few; each is looked at one by one.
 SHARDS = 1024
 # Of an engine, those that there is something to tell of.
@@ -63,6 +64,7 @@ _Words = Annotated[str, msgspec.Meta(max_length=WORDS_CHARS)]
 _Short = Annotated[str, msgspec.Meta(max_length=SHORT_CHARS)]
 _ShortName = Annotated[str, msgspec.Meta(min_length=1, max_length=SHORT_CHARS)]
 # What other nodes' engines are told to connect to, as an argument: nothing that could be taken for a flag.
+_Address = Annotated[str, msgspec.Meta(max_length=ADDRESS_CHARS, pattern=r"^[0-9A-Za-z\[:][0-9A-Za-z._:%\[\]-]*\Z")]
 _Host = Annotated[str, msgspec.Meta(max_length=SHORT_CHARS, pattern=r"^[0-9A-Za-z\[:][0-9A-Za-z._:%\[\]-]*\Z")]
 
 # By field, or by type and field: of a text, or of each in a list or mapping of them. Any other is ``_Text``.
@@ -74,7 +76,9 @@ _TEXTS: Mapping[str, Any] = {
     **dict.fromkeys(("uuid", "nvlink_peers", "ShardSpec.gpus", "fabric", "FabricFound.name", "hcas"), _ShortName),
     **dict.fromkeys(("gpu_driver", "pci", "shape", "interface", "labels", "Gpu.gpu_class"), _Short),
     **dict.fromkeys(("Gpu.name", "ForeignUse.name"), _Short),
-    **dict.fromkeys(("address", "rendezvous"), _Host),
+    # (what the server makes of an address, with a port, has to pass as well)
+    "address": _Address,
+    "rendezvous": _Host,
 }
 _LENGTHS: Mapping[str, int] = {
     **dict.fromkeys(("running", "shards", "put", "drop"), SHARDS),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -79,6 +79,7 @@ async def serve_node(
         found = await adopt(tools)
         async with trio.open_nursery() as nursery:
             shards = Shards(tools, outbox, nursery, places or Places())
+            shards.note_ended(found.ended)
             for adopted in found.running:
                 shards.begin(adopted.record.spec, adopted)
             nursery.start_soon(serve_checks, tools)
@@ -115,6 +116,11 @@ class Shards:
         self._desired: dict[ShardId, ShardSpec] = {}
         # A shard that ended while it was desired stays ended: a new try is a new epoch, and the server's to decide.
         self._ended: dict[ShardId, Life] = {}
+
+    def note_ended(self, ended: Iterable[tuple[ShardSpec, ShardReport]]) -> None:
+        """These ran under an earlier agent, and ended: whoever still desires one of them does not know it yet."""
+        for spec, report in ended:
+            self._ended[spec.id] = Life(spec=spec, last=report)
 
     def desire(self, desire: Desire) -> None:
         """Take the whole set that is to run."""

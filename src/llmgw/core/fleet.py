@@ -66,6 +66,10 @@ WHOLE_SECONDS = 30.0
 # What failed on a node longer ago says little of the next try there.
 FAILED_SECONDS = 3600.0
 
+# An agent says at once that it launches what it was told to. Where it does not, something keeps the word from it, or it
+# from the word.
+LAUNCH_SECONDS = 60.0
+
 # What does not end within this time may never: it keeps its room, and holds up nothing else.
 STOPPING_SECONDS = 120.0
 
@@ -130,6 +134,7 @@ class Fleet:
         self._retry_at: dict[ModelName, float] = {}
         self._forget_at: dict[ShardKey, float] = {}
         self._whole_at: dict[LifeKey, float] = {}
+        self._launched_at: dict[ShardKey, float] = {}
         self._replace_at: dict[NodeId, float] = {}
         self._look_again_at = math.inf
         self._wake_at: float | None = None
@@ -447,6 +452,10 @@ class Fleet:
         # Most reports bring other figures of the same things, and a thousand nodes bring many.
         if _offer(before) != _offer(node):
             self._plan_waiting()
+        # (a node that is not there says nothing of what it launches, nor anything else)
+        for key in [key for key, at in self._launched_at.items() if key[0] == node.id and at <= now]:
+            del self._launched_at[key]
+            self._find_unlaunched(key, now)
         if applied is not None:
             member.tells = True
             for key in [key for key in self._forget_at if key[0] == node.id]:
@@ -506,6 +515,7 @@ class Fleet:
     def _observe(self, life: Life, node: NodeId, report: ShardReport, now: float) -> None:
         life.heard.add(node)
         self._forget_at.pop((node, *life.key[:2]), None)
+        self._launched_at.pop((node, *life.key[:2]), None)
         shard = life.shard_on(node)
         if report.state not in MAY_FOLLOW[shard.state]:
             return
@@ -560,10 +570,17 @@ class Fleet:
             if not life.alive and life.replica.cause is None:
                 self._announce(before, f"{before.id} has stopped on {', '.join(before.nodes)}")
             return
+        self._fail(life, node, end, now)
+        self._gone(life, node, now)
+        self._stop_shards(life, now)
+
+    def _fail(self, life: Life, node: NodeId, end: End, now: float) -> None:
+        """An epoch that was wanted is over, by what happened on this node."""
+        before = life.replica
         self._roster.withdraw(life)
         life.replica = replace(before, cause=end.cause, kind=end.kind, remedy=end.remedy, lines=end.lines)
-        self._gone(life, node, now)
-        self._count_health(life, before, now)
+        if before.state is ShardState.READY:
+            life.ready_seconds = now - before.since
         tried = (before.model, node)
         earlier = self._failures.get(tried)
         failures = self._failures[tried] = replace(fail(earlier, life.ready_seconds, now), cause=end.cause)
@@ -575,7 +592,6 @@ class Fleet:
         # What fails in the same way for a week must not fill the log with the engine's same last words.
         told = earlier is not None and failures.count > 1 and earlier.cause == end.cause
         self._announce(before, text, lines=() if told else end.lines, warning=True)
-        self._stop_shards(life, now)
 
     def _gone(self, life: Life, node: NodeId, now: float) -> None:
         """Nothing of the life is left on this node. One that has failed is shown until its next try."""
@@ -688,6 +704,16 @@ class Fleet:
         if now >= self._look_again_at:
             self._look_again_at = math.inf
             self._plan_waiting()
+
+    def _find_unlaunched(self, key: ShardKey, now: float) -> None:
+        """A node was told to launch it, and speaks of everything else."""
+        node, name, epoch = key
+        life = self._roster.at(node, name, epoch)
+        if life is None or not self._roster.is_desired(life):
+            return
+        self._fail(life, node, End(cause="its node was told to launch it and says nothing of it"), now)
+        self._stop_shards(life, now)
+        self._plan_later(life.replica.model)
 
     def _ask_to_be_woken(self, now: float) -> None:
         times = [*self._retry_at.values(), *self._forget_at.values(), self._look_again_at]
@@ -839,6 +865,7 @@ class Fleet:
         )
         for spec in specs:
             self._roster.desire(spec)
+            self._launched_at[spec.node, name, epoch] = now + LAUNCH_SECONDS
         self._roster.put(Life(replica, count=len(specs), launched_at=now))
         text = f"{name} goes to {', '.join(replica.nodes)} by profile {placement.profile.name!r} (epoch {epoch})"
         self._announce(replica, text)

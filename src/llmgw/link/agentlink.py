@@ -14,6 +14,7 @@ import trio
 from llmgw.core.effects import Desire
 from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
 from llmgw.core.node import Node, NodeId
+from llmgw.core.replica import ShardSpec
 from llmgw.errors import LinkLost
 from llmgw.link.control import PONG_SECONDS
 from llmgw.link.handshake import Unwelcome
@@ -74,7 +75,8 @@ class Agents(Protocol):
         called. ``tell`` neither waits nor raises."""
 
     async def report(self, event: Event) -> None:
-        """Take an event; events count in the order of the calls. An agent is not read while this waits."""
+        """Take an event; events count in the order of the calls. An agent is not read while this waits. When a
+        registration was taken, ``follow`` tells what the node is to run since."""
 
 
 class Proven(Protocol):
@@ -302,18 +304,29 @@ class AgentLink:
         if self._reason is not None:
             return
         try:
-            self._line.send(encode(diff(self._sent, desire)))
-        except WireError as error:
-            # The next set may fit again; until then the node goes on with what it has.
-            self._say(logging.ERROR, f"node {self.node} can't be told what to run: {error}")
+            message = encode(diff(self._sent, desire))
+        except WireError:
+            desire = self._leave_out(desire)
+            message = encode(Desired(revision=desire.revision, shards=desire.shards))
+        self._line.send(message)
         self._sent, self._sent_at = desire, trio.current_time()
+
+    def _leave_out(self, desire: Desire) -> Desire:
+        """What of it can be sent: one shard that can't must not keep all others of the node from being started, and
+        stopped. The fleet finds out that nobody launches it."""
+        fit: list[ShardSpec] = []
+        for spec in desire.shards:
+            try:
+                encode(Desired(revision=desire.revision, shards=(*fit, spec)))
+            except WireError as why:
+                self._say(logging.ERROR, f"node {self.node} can't be told to run {clean(spec.id)}: {why}")
+            else:
+                fit.append(spec)
+        return dataclasses.replace(desire, shards=tuple(fit))
 
     def _tell_whole(self) -> None:
         if self._sent is not None:
-            try:
-                self._line.send(encode(Desired(revision=self._sent.revision, shards=self._sent.shards)))
-            except WireError as error:
-                self._say(logging.ERROR, f"node {self.node} can't be told what to run: {error}")
+            self._line.send(encode(Desired(revision=self._sent.revision, shards=self._sent.shards)))
             self._sent_at = trio.current_time()
 
     def _repair(self, applied: int | None) -> None:

@@ -80,9 +80,13 @@ class FleetAgents:
         self.skews.pop(node, None)
 
     async def report(self, event: Event) -> None:
-        """Take an event; waits while the fleet is behind."""
+        """Take an event; waits while the fleet is behind, and with a registration until that has been taken: what the
+        node was to run before it is nothing that it may be told after it."""
         now = self._wall()
-        await self._scheduler.post(event)
+        if isinstance(event, NodeRegistered):
+            await self._scheduler.settle(event)
+        else:
+            await self._scheduler.post(event)
         match event:
             case NodeRegistered(node=node):
                 self._registered.bump(node.id)

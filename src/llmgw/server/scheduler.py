@@ -30,7 +30,8 @@ class Scheduler:
     def __init__(self, fleet: Fleet, *, clock: Callable[[], float] = trio.current_time) -> None:
         self.fleet = fleet
         self._clock = clock
-        self._inbox, self._outbox = trio.open_memory_channel[Event](INBOX_EVENTS)
+        # (a trio.Event is set when all that came before it has been taken)
+        self._inbox, self._outbox = trio.open_memory_channel[Event | trio.Event](INBOX_EVENTS)
         self._desires: dict[NodeId, Desire] = {}
         # by node: with one for all, each set would wake a thousand links for nothing
         self._desired: dict[NodeId, trio.Event] = {}
@@ -41,10 +42,20 @@ class Scheduler:
 
     async def post(self, event: Event) -> None:
         """Hand the fleet an event; waits while the inbox is full."""
+        await self._send(event)
+
+    async def settle(self, event: Event) -> None:
+        """The same, and wait until the fleet has taken it and all is carried out that it asked for."""
+        taken = trio.Event()
+        await self._send(event)
+        await self._send(taken)
+        await taken.wait()
+
+    async def _send(self, item: Event | trio.Event) -> None:
         try:
-            self._inbox.send_nowait(event)
+            self._inbox.send_nowait(item)
         except trio.WouldBlock:
-            await self._inbox.send(event)
+            await self._inbox.send(item)
 
     async def desired(self, node: NodeId, after: int) -> Desire:
         """The node's desired set, once its revision is greater than ``after``. Only the newest is ever given."""
@@ -81,7 +92,11 @@ class Scheduler:
             with trio.CancelScope() as self._alarm:
                 self._set_alarm()
                 while True:
-                    self._take(await self._outbox.receive())
+                    item = await self._outbox.receive()
+                    if isinstance(item, trio.Event):
+                        item.set()
+                    else:
+                        self._take(item)
             self._wake_at = math.inf
             self._take(Wakeup())
 

@@ -126,6 +126,33 @@ async def test_an_end_that_was_told_to_nobody_comes_with_the_next_registration(
         assert link.registrations()[1].running == ()
 
 
+async def test_what_ended_without_an_agent_is_not_begun_again_by_a_server_that_has_not_heard_of_it(
+    link, engines, settings, make_spec
+):
+    spec = make_spec()
+    async with serving(link, engines, settings):
+        link.desire(spec)
+        ready = await link.wait_state(spec, READY)
+    os.kill(ready.pid, signal.SIGKILL)
+    said = len(link.reports(spec))
+    # a set that was sent before this registration was read
+    async with serving(link, engines, settings):
+        await link.wait(lambda: len(link.registrations()) == 2)
+        ((shard, report),) = link.registrations()[1].running
+        assert (shard, report.state) == (spec, ENDED)
+        link.desire(spec)
+        again = replace(make_spec(), epoch=2)
+        other = make_spec(number=2)
+        link.desire(spec, other)
+        await link.wait_state(other, READY)
+        assert len(link.reports(spec)) == said
+        link.desire(again, other)
+        await link.wait_state(again, READY)
+        link.desire()
+        await link.wait_state(again, ENDED)
+        await link.wait_state(other, ENDED)
+
+
 async def test_a_shard_that_ended_is_not_started_again_in_the_same_epoch(link, engines, settings, make_spec):
     spec = make_spec("--crash-at-start")
     other = make_spec(number=2)
@@ -220,12 +247,13 @@ async def test_an_engine_that_ended_unseen_is_told_with_the_registration(link, e
         await next_link.wait(next_link.registrations)
         ((shard, report),) = next_link.registrations()[0].running
         assert (shard, report.state) == (spec, ENDED)
-        # a server that has begun anew may count its first try as the same epoch: no later word may end that
-        next_link.desire(spec)
-        await next_link.wait_state(spec, READY)
-        assert ENDED not in [said.state for said in next_link.reports(spec)]
+        # the next try has a number of its own, and no word of this one ends it
+        again = replace(spec, epoch=spec.epoch + 1)
+        next_link.desire(again)
+        await next_link.wait_state(again, READY)
+        assert ENDED not in [said.state for said in next_link.reports(again)]
         next_link.desire()
-        await next_link.wait_state(spec, ENDED)
+        await next_link.wait_state(again, ENDED)
 
 
 async def test_a_second_agent_over_the_same_state_is_refused(link, engines, settings):

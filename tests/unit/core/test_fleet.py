@@ -1411,6 +1411,31 @@ def test_an_agent_that_tells_what_it_took_is_waited_for_until_it_has_taken_the_e
     assert fleet.idle()
 
 
+def test_a_node_that_says_nothing_of_what_it_was_told_to_launch_is_not_waited_for_for_ever() -> None:
+    fleet, effects = a_fleet(a_model())
+    old = the_shard(effects)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 1.0)
+    assert desires(fleet.handle(NodeReported(node=a_node(), applied=1), 59.0)) == []
+    effects = fleet.handle(NodeReported(node=a_node(), applied=1), 60.0)
+    assert "its node was told to launch it and says nothing of it" in announced(effects)[0].text
+    assert [desire.shards for desire in desires(effects) if desire.node == N1] == [()]
+    # it may launch it still: its room is booked until it has taken the set without it
+    assert [seen.booked_gb for seen in fleet.statistics().nodes] == [4.0, 0.0]
+    fleet.handle(NodeReported(node=a_node(), applied=2), 65.0)
+    effects = fleet.handle(Wakeup(), 65.0)
+    assert [replica.nodes for replica in fleet.statistics().models[0].replicas] == [(N2,)]
+    # a late word of it, and what came of one that did speak
+    fleet.handle(a_word(old, ShardState.LAUNCHING), 66.0)
+    fleet.handle(a_word(the_replica(fleet).shard, ShardState.LAUNCHING), 67.0)
+    assert desires(fleet.handle(NodeReported(node=a_node("n2"), applied=9), 200.0)) == []
+
+
+def test_what_is_taken_back_in_time_need_not_be_launched() -> None:
+    fleet, _ = a_fleet(a_model())
+    fleet.handle(CatalogChanged(models=()), 2.0)
+    assert announced(fleet.handle(NodeReported(node=a_node(), applied=1), 61.0)) == []
+
+
 def test_an_epoch_that_nobody_gave_is_not_counted_on_from() -> None:
     fleet, _ = a_fleet(a_model(least=0), a_model("b"))
     liar = a_running(a_model(least=0), epoch=2**40)

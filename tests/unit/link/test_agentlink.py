@@ -250,14 +250,24 @@ async def test_a_set_that_cant_be_sent_ends_nothing(
     with caplog.at_level(logging.ERROR):
         world.fleet.desire(NODE, 2, huge)
         await trio.sleep(1)
-    assert "node gpu-01 can't be told what to run" in caplog.text
-    world.fleet.desire(NODE, 3, facts.spec(), facts.spec(number=3))
-    change = await peer.hear()
-    assert isinstance(change, DesiredDelta)
-    # which does not fit what the agent has
-    assert change.base == 2
-    await peer.say(Resync())
+    assert "node gpu-01 can't be told to run shd-m-2-0" in caplog.text
+    # the others are told all the same
+    assert await peer.hear() == Desired(revision=2, shards=())
+    world.fleet.desire(NODE, 3, facts.spec(), huge, facts.spec(number=3))
     assert await peer.hear() == Desired(revision=3, shards=(facts.spec(), facts.spec(number=3)))
+    world.fleet.desire(NODE, 4, facts.spec(number=3))
+    assert await peer.hear() == DesiredDelta(revision=4, base=3, put=(), drop=(facts.spec().id,))
+    # the whole is asked for, of a set that is too long as a whole
+    many = [
+        dataclasses.replace(each, profile=dataclasses.replace(each.profile, args=("x" * 250_000,)))
+        for each in (facts.spec(number=number) for number in range(20))
+    ]
+    world.fleet.desire(NODE, 5, *many)
+    told = await peer.hear()
+    assert isinstance(told, Desired)
+    assert 10 < len(told.shards) < 20
+    await peer.say(Resync())
+    assert await peer.hear() == told
 
 
 # What an agent of protocol 1 sends, word for word: it knows nothing of ``applied``.

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from llmgw.admin.views import DecisionView, encode
+from llmgw.admin.views import DecisionView, ExplanationView, encode
 from llmgw.config.definition import Definition, parse_definitions
 from llmgw.core.effects import Desire
 from llmgw.core.events import CatalogChanged, NodeRegistered, NodesExpected, ShardChanged

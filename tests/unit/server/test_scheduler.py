@@ -169,6 +169,21 @@ async def test_an_announcement_is_a_line_and_wakes_whoever_waits(
     assert runs.getMessage() == "m: it runs"
 
 
+async def test_who_settles_an_event_goes_on_when_all_that_it_asked_for_is_done(nursery: trio.Nursery) -> None:
+    desire = Desire(node=NodeId("n1"), revision=2, shards=())
+    scheduler = Scheduler(Script([Desire(node=NodeId("n1"), revision=1, shards=())], [desire]))
+    await nursery.start(scheduler.serve)
+    await scheduler.post(Demand(model=M))
+    with trio.fail_after(10):
+        await scheduler.settle(Demand(model=M))
+    told: list[Desire] = []
+    scheduler.follow(NodeId("n1"), told.append)
+    assert told == [desire]
+    # and the next one is taken all the same
+    with trio.fail_after(10):
+        await scheduler.settle(Demand(model=M))
+
+
 async def test_who_reports_too_much_waits(autojump_clock: trio.testing.MockClock) -> None:
     scheduler = Scheduler(Script())
     for _ in range(INBOX_EVENTS):
