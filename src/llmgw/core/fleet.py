@@ -355,6 +355,7 @@ class Fleet:
             and report.state is not ShardState.STOPPING
             and spec.node == node
             and self._is_defined(spec)
+            and self._may_be_named(spec)
             and spec.epoch < MOST_EPOCHS
             and spec.epoch >= self._roster.last_epoch(spec.replica)
             and (life is not None or (not self._roster.is_alive(spec.replica) and self._find_room(spec, room) > 0))
@@ -426,11 +427,14 @@ class Fleet:
         return room[name]
 
     def _may_be_named(self, spec: ShardSpec) -> bool:
-        """The replica's name is one that this fleet could have given: others are not to be remembered for ever."""
-        if self.catalog.named(spec.model.name) is None:
+        """Its names are such as this fleet gives: others are not to be remembered for ever, nor taken for ours."""
+        name = spec.model.name
+        if self.catalog.named(name) is None:
             return False
-        number = spec.replica.removeprefix(replica_id(spec.model.name, 0).removesuffix("0"))
-        return number.isdecimal() and number.isascii() and len(number) <= LONGEST_NUMBER
+        number = spec.replica.removeprefix(replica_id(name, 0).removesuffix("0"))
+        if not (number.isdecimal() and number.isascii() and len(number) <= LONGEST_NUMBER):
+            return False
+        return spec.id == shard_id(name, int(number), spec.rank) and 0 <= spec.rank < spec.count
 
     def _miss(self, life: Life, node: NodeId, now: float) -> None:
         """Its node has registered without it."""

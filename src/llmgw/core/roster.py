@@ -368,7 +368,7 @@ class Roster:
 
 def _has(desired: Mapping[ShardId, ShardSpec], spec: ShardSpec) -> bool:
     there = desired.get(spec.id)
-    return there is not None and there.epoch == spec.epoch
+    return there is not None and (there.replica, there.epoch) == (spec.replica, spec.epoch)
 
 
 def _drop(index: dict[Name, dict[LifeKey, Life]], name: Name, key: LifeKey) -> None:

@@ -104,7 +104,13 @@ class Scheduler:
         self._alarm.deadline = trio.current_time() + max(0.0, self._wake_at - self._clock())
 
     def _take(self, event: Event) -> None:
-        self._carry_out(self.fleet.handle(event, self._clock()))
+        try:
+            effects = self.fleet.handle(event, self._clock())
+        except Exception:
+            # Whatever a node says must not end the server: the others are looked after all the same.
+            log.exception("%s could not be taken, by a fault of llmgw", type(event).__name__)
+            return
+        self._carry_out(effects)
 
     def _carry_out(self, effects: list[Effect]) -> None:
         for effect in effects:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -1782,3 +1783,104 @@ def test_whatever_happened_everything_is_gone_after_a_stop(steps: list[tuple[int
 @settings(max_examples=50, deadline=None)
 def test_the_same_events_give_the_same_effects(steps: list[tuple[int, int]]) -> None:
     assert a_world(steps).log == a_world(steps).log
+
+
+# Nodes that say anything
+
+
+class Liars:
+    """Four nodes with valid certificates, and nothing true in what they say; each step is drawn."""
+
+    def __init__(self, random: Random) -> None:
+        self.random = random
+        one = Profile(name="p", engine="e", gpu_class="h100-80g", tp=2)
+        models = (
+            Model(name=ModelName("o"), source="/o", scaling=Scaling(min=1, max=3), profiles=(one,)),
+            a_wide_model(replace(PAIR, tp=4, pp=2), most=2),
+            a_model("c", least=1, most=2),
+        )
+        changed = replace(models[0], profiles=(replace(one, args=("x",)),))
+        self.catalogs = (models, models[:2], (changed, *models[1:]))
+        self.fleet = Fleet()
+        self.fleet.handle(CatalogChanged(models=models), 0.0)
+        self.names = [NodeId(f"n{number}") for number in range(1, 5)]
+        self.specs: list[ShardSpec] = []
+        self.now = 0.0
+
+    def invent(self) -> ShardSpec:
+        pick = self.random
+        if self.specs and pick.random() < 0.7:
+            base = pick.choice(self.specs)
+        else:
+            model = pick.choice(self.catalogs[0])
+            base = a_running(model, pick.randint(0, 4), pick.randint(1, 3), pick.choice(self.names))
+        lies: dict[str, object] = {
+            "epoch": pick.choice([*range(7), 2**40]),
+            "rank": pick.randint(0, 2),
+            "count": pick.randint(0, 3),
+            "node": pick.choice(self.names),
+            "id": ShardId(f"shd-{pick.choice('omc')}-{pick.randint(0, 3)}-0"),
+            "replica": ReplicaId(pick.choice(["rep-o-1", "rep-m-1", "rep-c-1", "x"])),
+            "gpus": tuple(f"GPU-n4-{pick.randint(0, 7)}" for _ in range(pick.randint(0, 3))),
+            "rendezvous": pick.choice([None, "10.0.0.1:29500"]),
+        }
+        return replace(base, **{key: lie for key, lie in lies.items() if pick.random() < 0.25})  # type: ignore[arg-type]
+
+    def draw(self) -> Event:
+        pick, name = self.random, self.random.choice(self.names)
+        states = list(ShardState)
+
+        def word() -> tuple[ShardSpec, ShardReport]:
+            return found(self.invent(), pick.choice(states))
+
+        match pick.randint(0, 11):
+            case 0 | 1 | 2:
+                running = tuple(word() for _ in range(pick.randint(0, 4)))
+                return NodeRegistered(node=a_gpu_node(name), running=running)
+            case 3 | 4 if self.specs:
+                return a_word(pick.choice(self.specs), pick.choice(states))
+            case 5:
+                return a_word(self.invent(), pick.choice(states))
+            case 6:
+                return pick.choice([NodeSilent(node=name), NodeLost(node=name)])
+            case 7:
+                return pick.choice([NodeRemoved(node=name), NodeMarked(node=name, cordoned=pick.random() < 0.5)])
+            case 8:
+                return CatalogChanged(models=pick.choice(self.catalogs))
+            case 9:
+                return NodeReported(node=a_gpu_node(name), applied=pick.choice([None, 0, 1, 5, 100]))
+            case 10:
+                return NodesExpected(nodes=frozenset(pick.sample(self.names, 2)), until=self.now + 10.0)
+            case _:
+                return Wakeup()
+
+    def step(self) -> None:
+        self.now += self.random.choice([0.0, 0.1, 1.0, 6.0, 31.0, 70.0])
+        effects = self.fleet.handle(self.draw(), self.now)
+        self.specs += [shard for desire in desires(effects) for shard in desire.shards if shard not in self.specs]
+
+    def check(self) -> None:
+        roster = self.fleet._roster
+        for member in roster.members.values():
+            for spec in member.desired.values():
+                life = roster.at(member.node.id, spec.replica, spec.epoch)
+                assert life is not None
+                assert life.shard_on(member.node.id).state is not ShardState.ENDED
+        for key, life in roster.lives.items():
+            assert life.key == key
+            assert all(roster.at(node, life.replica.id, life.replica.epoch) is life for node in life.replica.nodes)
+        assert all(life.key in roster.lives for life in roster._at.values())
+        assert all(key in roster._at for key in self.fleet._forget_at)
+        for model in self.fleet.catalog:
+            ready = self.fleet.ready(model.name)
+            assert len({replica.id for replica in ready}) == len(ready) <= model.scaling.max
+
+
+@pytest.mark.slow
+@given(st.randoms(use_true_random=False))
+@settings(max_examples=60, deadline=None)
+def test_whatever_nodes_say_the_books_stay_whole(random: Random) -> None:
+    liars = Liars(random)
+    for _ in range(120):
+        liars.step()
+        liars.check()

@@ -169,6 +169,24 @@ async def test_an_announcement_is_a_line_and_wakes_whoever_waits(
     assert runs.getMessage() == "m: it runs"
 
 
+async def test_an_event_that_the_fleet_fails_at_ends_nothing(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Failing(Fleet):
+        def handle(self, event: Event, now: float) -> list[Effect]:
+            if isinstance(event, Demand):
+                raise KeyError("no such life")
+            return [Desire(node=NodeId("n1"), revision=1, shards=())]
+
+    scheduler = Scheduler(Failing())
+    await nursery.start(scheduler.serve)
+    with trio.fail_after(10):
+        await scheduler.settle(Demand(model=M))
+        await scheduler.settle(Wakeup())
+    assert "Demand could not be taken" in caplog.text
+    assert (await scheduler.desired(NodeId("n1"), 0)).revision == 1
+
+
 async def test_who_settles_an_event_goes_on_when_all_that_it_asked_for_is_done(nursery: trio.Nursery) -> None:
     desire = Desire(node=NodeId("n1"), revision=2, shards=())
     scheduler = Scheduler(Script([Desire(node=NodeId("n1"), revision=1, shards=())], [desire]))
