@@ -138,7 +138,8 @@ class Fleet:
         self._replace_at: dict[NodeId, float] = {}
         self._look_again_at = math.inf
         self._wake_at: float | None = None
-        # of a server that has begun anew: who may still come, until when, and who did not
+        # of a server that has begun anew: who was there before, who of them may still come and until when, and who did not
+        self._known: frozenset[NodeId] = frozenset()
         self._expected: set[NodeId] = set()
         self._settled_at = 0.0
         self._absent: dict[NodeId, float] = {}
@@ -233,7 +234,8 @@ class Fleet:
             case NodeRegistered():
                 self._register(event, now)
             case NodesExpected(nodes=nodes, until=until):
-                self._expected, self._settled_at = set(nodes) - self._roster.members.keys(), until
+                self._known, self._settled_at = nodes, until
+                self._expected = set(nodes) - self._roster.members.keys()
             case NodeReported(node=node, applied=applied):
                 self._take_report(node, applied, now)
             case NodeSilent(node=node_id):
@@ -323,8 +325,16 @@ class Fleet:
             if life.key not in named and life.shard_on(name).state is not ShardState.ENDED:
                 self._miss(life, name, now)
         self._cut_short(said, name)
+        if self._is_everybody_here():
+            # What is missing of a replica is on no node.
+            self._whole_at = dict.fromkeys(self._whole_at, now)
         for model in self.catalog:
             self._plan_later(model.name)
+
+    def _is_everybody_here(self) -> bool:
+        """Each node that was there before this server began has said what it runs."""
+        away = self._expected or self._absent or self._roster.lost_at
+        return bool(self._known) and not away
 
     def _cut_short(self, said: int, node: NodeId) -> None:
         """A node may come with a thousand shards: the log gets the first few, and how many more."""
@@ -686,6 +696,10 @@ class Fleet:
             # Some are back, and the others may be about to come.
             self._replace_at = dict.fromkeys(self._replace_at, now + self._replace_after)
             self._whole_at = dict.fromkeys(self._whole_at, now + WHOLE_SECONDS)
+            if self._absent:
+                # What those run nobody here has heard yet.
+                self._expected, self._absent = set(self._absent), {}
+                self._settled_at = now + self._replace_after
         for model in self.catalog:
             self._plan_later(model.name)
 

@@ -1101,7 +1101,9 @@ def test_a_server_that_has_begun_anew_and_misses_most_nodes_places_nothing_that_
     assert the_shard(fleet.handle(Demand(model=ModelName("b")), 40.0)).model.name == "b"
     # and one that is removed is missed no more
     fleet.handle(NodeRemoved(node=NodeId("n5")), 50.0)
-    effects = fleet.handle(NodeRemoved(node=NodeId("n4")), 50.0)
+    fleet.handle(NodeRemoved(node=NodeId("n4")), 50.0)
+    # (the others get as long as any that is lost)
+    effects = fleet.handle(Wakeup(), 110.0)
     assert [shard.model.name for shard in desires(effects)[-1].shards] == ["b", "m"]
 
 
@@ -1326,8 +1328,8 @@ def test_a_group_of_which_a_part_is_missing_ends_after_a_while() -> None:
 def test_a_second_node_with_the_same_rank_of_a_group_is_to_stop_it() -> None:
     _, shards = a_group()
     thief = replace(shards[0], node=NodeId("n3"))
-    _fleet, effects = a_restarted((a_gpu_node("n1"), shards[0]), (a_gpu_node("n3"), thief))
-    assert {desire.node: len(desire.shards) for desire in desires(effects)} == {"n1": 1, "n3": 0}
+    _, effects = a_restarted((a_gpu_node("n1"), shards[0]), (a_gpu_node("n3"), thief), (a_gpu_node("n2"), shards[1]))
+    assert {desire.node: len(desire.shards) for desire in desires(effects)} == {"n1": 1, "n2": 1, "n3": 0}
 
 
 def test_an_older_epoch_that_comes_late_is_to_stop() -> None:
@@ -1472,6 +1474,37 @@ def test_a_group_that_is_not_whole_when_the_brake_goes_off_has_its_time_again() 
     assert the_replica(fleet).state is ShardState.PLACED
     fleet.handle(NodeRegistered(node=a_gpu_node("n2"), running=(found(shards[1]),)), 229.0)
     assert [replica.nodes for replica in fleet.ready(M)] == [("n1", "n2")]
+
+
+def test_when_the_first_nodes_are_back_and_the_brake_goes_off_the_others_are_waited_for_a_while_more() -> None:
+    fleet = Fleet()
+    nodes = frozenset(NodeId(f"n{n}") for n in range(1, 5))
+    fleet.handle(NodesExpected(nodes=nodes, until=30.0), 0.0)
+    fleet.handle(CatalogChanged(models=(a_model(), a_model("b"))), 0.0)
+    fleet.handle(NodeRegistered(node=a_node("n4")), 1.0)
+    fleet.handle(Wakeup(), 30.0)
+    assert fleet.brake(31.0) is not None
+    # n1 is back, and runs one of the two
+    running = found(a_running(a_model()))
+    effects = fleet.handle(NodeRegistered(node=a_node("n1"), running=(running,)), 100.0)
+    assert fleet.brake(100.0) is None
+    assert "waits for what n2, n3 run" in str(fleet.held_up(100.0))
+    effects += fleet.handle(Wakeup(), 105.0)
+    assert [desire.node for desire in desires(effects)] == [N1]
+    # n2 has the other one
+    other = a_running(a_model("b"), node=N2)
+    fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(other),)), 110.0)
+    assert [replica.nodes for replica in fleet.ready(ModelName("b"))] == [(N2,)]
+    # n3 does not come
+    fleet.handle(Wakeup(), 160.0)
+    assert fleet.held_up(160.0) is None
+    assert fleet.statistics().absent == ("n3",)
+
+
+def test_a_group_of_which_a_part_is_on_no_node_ends_when_all_have_said_what_they_run() -> None:
+    _, shards = a_group()
+    fleet, _ = a_restarted((a_gpu_node("n1"), shards[0]))
+    assert the_replica(fleet).state is ShardState.STOPPING
 
 
 def test_while_the_brake_holds_a_group_that_is_not_whole_is_not_stopped() -> None:
