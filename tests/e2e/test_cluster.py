@@ -278,7 +278,7 @@ def test_a_cut_cable_is_noticed_and_mended_without_a_loss(lab: Lab, model: Calla
 @pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces are root's")
 def test_a_host_whose_network_is_cut_is_found_out_and_comes_back(lab: Lab, model: Callable[..., Path]) -> None:
     host = lab.other_host()
-    server = lab.server(hosts=(host.here,), host=host.here)
+    server = lab.server(hosts=(host.here,), host=host.here, fleet={"lease": "10s"})
     agent = lab.agent("n1", server, before=host.before)
     server.add(model())
     server.wait_ready()

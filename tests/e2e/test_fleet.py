@@ -193,7 +193,7 @@ def test_what_ran_on_a_node_that_is_gone_comes_up_elsewhere_and_the_old_engine_e
     assert server.chat(model="one").status == 200
     gone.start()
     wait_for(lambda: not gone.engines(), "the end of the old one")
-    assert len(server.look("replicas")["replicas"]) == 1
+    wait_for(lambda: len(server.look("replicas")["replicas"]) == 1, "the word of its end")
     server.check_health()
 
 

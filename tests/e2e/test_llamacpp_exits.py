@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.running import free_port
 
 import llmgw_llamacpp
 from llmgw.engines import READY, Cause, CauseKind, Command, Launch, Lora, ModelName, Task, Version
@@ -59,11 +60,6 @@ def launch(program: Program, weights: Path) -> Launch:
         threads=2,
         gpus=(),
     )
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def environment(command: Command) -> dict[str, str]:

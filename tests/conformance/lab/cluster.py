@@ -15,8 +15,11 @@ from typing import Any
 
 import yaml
 
-from lab.running import EngineProcess, Program, free_port, wait_for
+from lab.running import EngineProcess, Program, engine_ports, free_port, wait_for
 from lab.wire import CHAT, Reply, Wire, chat, get, post
+from llmgw.cli import app
+from llmgw.cli.ctl.address import Address
+from llmgw.cli.ctl.client import Operator
 from llmgw.host.process import find_marked
 from llmgw.host.state import StateFolder
 
@@ -42,8 +45,8 @@ class Authority:
         self._run("init-ca")
 
     def _run(self, *words: str) -> None:
-        done = run_llmgw("ctl", "cert", *words, "--dir", str(self.pki))
-        assert done.returncode == 0, done.stderr
+        # (here and not as a process: every test of a cluster needs four of them)
+        app.main(["ctl", "cert", *words, "--dir", str(self.pki)], prog_name="llmgw", standalone_mode=False)
 
     def server(self, *hosts: str, name: str = "server", force: bool = False) -> dict[str, str]:
         """``agent_tls`` of a server that agents dial by these hosts."""
@@ -102,9 +105,9 @@ class Server(Program):
         return run_llmgw("ctl", *words, LLMGW_ADMIN=f"http://127.0.0.1:{self.operator_port}")
 
     def look(self, what: str) -> Any:
-        done = self.ctl(what, "--json")
-        assert done.returncode == 0, done.stderr
-        return json.loads(done.stdout)
+        """What ``ctl`` writes of it with ``--json``. (By its client, and without a process: this is asked for ever.)"""
+        operator = Operator(Address(host="127.0.0.1", port=self.operator_port, source="the test"))
+        return json.loads(operator.ask("GET", f"/{what}"))
 
     def add(self, path: Path) -> None:
         done = self.ctl("model", "add", "-f", str(path))
@@ -155,7 +158,7 @@ class Agent(Program):
             "server": f"https://{at}",
             "tls": tls,
             "state": str(self.state),
-            "engine_ports": "27000-28999",
+            "engine_ports": engine_ports(),
             **config,
         }
         self.path.write_text(yaml.safe_dump(self.config))

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +19,7 @@ from typing import Any, Self, TypeVar
 import yaml
 
 from lab.wire import CHAT, MODEL, Reply, Wire, chat, get, post
+from llmgw.host.ports import is_free
 from llmgw.host.process import find_marked
 from llmgw.host.state import StateFolder
 
@@ -36,9 +37,24 @@ def wait_for(look: Callable[[], T], what: str, seconds: float = 60.0) -> T:
     return found
 
 
+# Each process of tests has a stretch of ports of its own, below those that the kernel gives to whoever asks for any:
+# what runs beside it, and all that connects anywhere, takes none of them between the look at a port and its use.
+STRETCH = 400
+WORKER = os.environ.get("PYTEST_XDIST_WORKER")
+FIRST_PORT = 25000 + (os.getpid() if WORKER is None else os.getppid() + int(WORKER[2:])) % 19 * STRETCH
+_single = itertools.cycle(range(FIRST_PORT, FIRST_PORT + 100))
+_tens = itertools.cycle(range(FIRST_PORT + 100, FIRST_PORT + STRETCH, 10))
+
+
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
+    """Another one each time, until all have had their turn."""
+    return next(filter(is_free, itertools.islice(_single, 100)))
+
+
+def engine_ports() -> str:
+    """A range for the engines of one llmgw, which no other one looks for a port in at the same time."""
+    first = next(_tens)
+    return f"{first}-{first + 9}"
 
 
 @dataclass(frozen=True)
@@ -170,7 +186,7 @@ class Llmgw(Program):
         config = folder / "node.yaml"
         super().__init__(folder, *words, "--config", str(config))
         config.write_text(
-            yaml.safe_dump({"port": port, "state": str(self.state), "engine_ports": "27000-28999", **node})
+            yaml.safe_dump({"port": port, "state": str(self.state), "engine_ports": engine_ports(), **node})
         )
 
     def wait_ready(self) -> Llmgw:
