@@ -74,6 +74,14 @@ class Bid(NamedTuple):
     offers: tuple[Offer, ...]
 
 
+def find_best(need: Need, fits: Sequence[Host]) -> Bid | None:
+    """The cheapest of what can be had of the nodes that nothing speaks against."""
+    if need.profile.nodes > 1:
+        return min(bid(need, fits), default=None)
+    offer = min(_offer(need, fits), default=None)
+    return None if offer is None else _join((offer,), "")
+
+
 def bid(need: Need, fits: Sequence[Host]) -> Iterator[Bid]:
     """What can be had of the nodes that nothing speaks against: each of them, or the best two groups of each fabric and
     class."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from types import MappingProxyType
 
-from llmgw.core.costs import Bid, Offer, Score, bid, score
+from llmgw.core.costs import Bid, Offer, Score, bid, find_best, score
 from llmgw.core.filters import Need, describe, find_cards, find_reason, find_reasons, is_blind
 from llmgw.core.hosts import Host
 from llmgw.core.model import Model, ModelName, Profile
@@ -186,7 +186,7 @@ def place(
                 fits.append(host)
             else:
                 refused.append((need, host, reason, None))
-        best = min(bid(need, fits), default=None)
+        best = find_best(need, fits)
         if best is not None:
             return Placement(
                 profile=profile,
