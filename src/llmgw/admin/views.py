@@ -177,12 +177,14 @@ class ModelView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDetail:
-    """One model whole. ``text`` is what was written when it was added, ``added_at`` when (seconds since 1970)."""
+    """One model whole. ``rejections`` are the first few of the last answer, and ``more_rejections`` how many there were
+    besides. ``text`` is what was written when it was added, ``added_at`` when (seconds since 1970)."""
 
     model: ModelView
     definition: Model
     replicas: tuple[ReplicaView, ...] = ()
     rejections: tuple[Rejection, ...] = ()
+    more_rejections: int = 0
     text: str | None = None
     added_at: float | None = None
 

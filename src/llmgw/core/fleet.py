@@ -209,11 +209,12 @@ class Fleet:
         return find_brake(lost_at, len(self._roster.members) + len(self._absent), self._brake_seconds, now)
 
     def held_up(self, now: float) -> str | None:
-        """What keeps this fleet from placing anything at all; None when nothing does."""
+        """Why what would be placed may not be: nothing at all while the server waits for its nodes, and nothing for
+        lost nodes while the brake holds. None when neither is so."""
         if self._expected:
             names = _few(sorted(self._expected))
             wait = format_duration(round(max(self._settled_at - now, 0.0)))
-            return f"the server has begun anew and waits for what {names} run: {wait} at most"
+            return f"nothing is placed yet: the server waits for what {names} run, {wait} at most"
         brake = self.brake(now)
         return None if brake is None else _describe(brake, now)
 
@@ -367,7 +368,7 @@ class Fleet:
             and self._is_defined(spec)
             and self._may_be_named(spec)
             and spec.epoch < MOST_EPOCHS
-            and spec.epoch >= self._roster.last_epoch(spec.replica)
+            and spec.epoch >= self._roster.last_given(spec.replica)
             and (life is not None or (not self._roster.is_alive(spec.replica) and self._find_room(spec, room) > 0))
         )
         shard = Shard(

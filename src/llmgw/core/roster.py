@@ -93,7 +93,9 @@ class Roster:
         # when the lease of each lost node ended
         self.lost_at: dict[NodeId, float] = {}
         self.lives: dict[LifeKey, Life] = {}
-        self.ready: dict[ModelName, tuple[Replica, ...]] = {}
+        self._ready: dict[ModelName, tuple[Replica, ...]] = {}
+        # whose are to be found anew, by whoever asks next: a node may bring a thousand of one model
+        self._unready: dict[ModelName, None] = {}
         # the same lives again, for who asks for some of them: a node may bring a thousand at once
         self._at: dict[ShardKey, Life] = {}
         self._by_replica: dict[ReplicaId, dict[LifeKey, Life]] = {}
@@ -101,6 +103,7 @@ class Roster:
         self._by_node: dict[NodeId, dict[LifeKey, Life]] = {}
         self._routable: set[LifeKey] = set()
         self._epochs: dict[ReplicaId, int] = {}
+        self._given: dict[ReplicaId, int] = {}
         # of nodes that were removed, the number of the last set
         self._revisions: dict[NodeId, int] = {}
         self._touched: set[NodeId] = set()
@@ -141,6 +144,8 @@ class Roster:
         """What the node has now."""
         member.node = node
         self._make_anew(node.id)
+        # At once: a thousand nodes that wait to be looked at would make whoever does wait for them all.
+        self.host(member)
 
     def mark(self, marked: NodeMarked) -> None:
         """What an operator has said of a node, whether or not it is there."""
@@ -300,15 +305,15 @@ class Roster:
 
     def next_epoch(self, name: ReplicaId) -> int:
         """One more than any that was seen or given: a late word of an earlier try can't be mistaken for this one's."""
-        epoch = self._epochs[name] = self._epochs.get(name, 0) + 1
+        epoch = self._epochs[name] = self._given[name] = self._epochs.get(name, 0) + 1
         return epoch
 
     def see_epoch(self, name: ReplicaId, epoch: int) -> None:
         self._epochs[name] = max(epoch, self._epochs.get(name, 0))
 
-    def last_epoch(self, name: ReplicaId) -> int:
-        """The highest that was seen or given; 0 when there was none."""
-        return self._epochs.get(name, 0)
+    def last_given(self, name: ReplicaId) -> int:
+        """The highest that was given; 0 when there was none. What a node says it has seen is no order of ours."""
+        return self._given.get(name, 0)
 
     # -- what is desired
 
@@ -355,15 +360,25 @@ class Roster:
             and not any(map(self.is_lost, replica.nodes))
         )
 
+    @property
+    def ready(self) -> Mapping[ModelName, tuple[Replica, ...]]:
+        """The routable replicas of each model that has any, by id."""
+        while self._unready:
+            self._find_ready(self._unready.popitem()[0])
+        return self._ready
+
     def _refresh_ready(self, name: ModelName) -> None:
+        self._unready[name] = None
+
+    def _find_ready(self, name: ModelName) -> None:
         lives = list(self.of(name))
         routable = [life for life in lives if self._is_routable(life)]
         self._routable.difference_update(life.key for life in lives)
         self._routable.update(life.key for life in routable)
         if routable:
-            self.ready[name] = tuple(sorted((life.replica for life in routable), key=lambda replica: replica.id))
+            self._ready[name] = tuple(sorted((life.replica for life in routable), key=lambda replica: replica.id))
         else:
-            self.ready.pop(name, None)
+            self._ready.pop(name, None)
 
 
 def _has(desired: Mapping[ShardId, ShardSpec], spec: ShardSpec) -> bool:

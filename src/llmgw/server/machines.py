@@ -217,7 +217,7 @@ def sum_fabrics(fleet: FleetStatistics) -> Mapping[str, FabricView]:
     for each in fleet.nodes:
         for fabric in each.node.fabrics:
             total[fabric.name] += 1
-            if fabric.down is not None:
+            if fabric.name not in each.host.fabrics:
                 down[fabric.name] += 1
             elif each.node.gpus and len(each.host.free) == len(each.node.gpus) and _takes(each.host):
                 whole[fabric.name] += 1

@@ -165,11 +165,13 @@ class Manage:
         each = next(each for each in moment.fleet.models if each.model.name == found.name)
         view = moment.view_model(each)
         stored = self._defining.find_stored(found.name) if view.origin is Origin.STORED else None
+        verdict = each.verdict if isinstance(each.verdict, Rejected) else Rejected()
         return ModelDetail(
             model=view,
             definition=each.model,
             replicas=self.replicas(found.name),
-            rejections=each.verdict.rejections if isinstance(each.verdict, Rejected) else (),
+            rejections=verdict.rejections,
+            more_rejections=sum(verdict.reasons().values()) - len(verdict.rejections),
             text=stored.text if stored else None,
             added_at=stored.added_at if stored else None,
         )

@@ -1451,6 +1451,17 @@ def test_an_epoch_that_nobody_gave_is_not_counted_on_from() -> None:
     assert {s.epoch for e in desires(effects) for s in e.shards if s.model.name == M} == {1}
 
 
+def test_a_node_that_says_that_a_later_epoch_has_ended_stops_none_on_another() -> None:
+    fleet = Fleet()
+    fleet.handle(NodesExpected(nodes=frozenset({N1, N2}), until=30.0), 0.0)
+    fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)
+    running = a_running(a_model(), epoch=1)
+    liar = (replace(running, node=N2, epoch=5), a_word(replace(running, epoch=5), ShardState.ENDED).report)
+    fleet.handle(NodeRegistered(node=a_node("n2"), running=(liar,)), 1.0)
+    fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(running),)), 2.0)
+    assert [replica.epoch for replica in fleet.ready(M)] == [1]
+
+
 def test_a_name_that_this_fleet_never_gives_is_not_remembered() -> None:
     fleet, _ = a_fleet(a_model(least=0))
     names = ("rep-m-12345", "rep-m-x", "rep-m-²", "other")

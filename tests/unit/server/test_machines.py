@@ -293,8 +293,10 @@ def test_gpus_are_counted_by_class_and_free_where_one_could_have_them(node: Node
 
 
 def test_whole_nodes_are_counted_by_fabric(node: Node) -> None:
-    on_a = replace(node, fabrics=(FabricFound(name="ib-a"),))
-    on_both = replace(node, fabrics=(FabricFound(name="ib-a", down="no port"), FabricFound(name="ib-b")))
+    a = FabricFound(name="ib-a", interface="ib0", address="10.0.0.1")
+    b = FabricFound(name="ib-b", interface="ib1", address="10.0.1.1")
+    on_a = replace(node, fabrics=(a,))
+    on_both = replace(node, fabrics=(replace(a, down="no port"), b))
     fleet = fleet_of(
         host_of(on_a, 8),
         host_of(replace(on_a, id=N2), 8, booked=(0,)),

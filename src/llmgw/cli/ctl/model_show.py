@@ -36,6 +36,8 @@ def draw(answer: Any) -> list[Block]:
         columns = ("NODE", "PROFILE", "REASON", "DETAIL")
         rows = tuple(tuple(shown(no[column.lower()]) for column in columns) for no in answer["rejections"])
         blocks += ["", Grid(columns=columns, rows=rows)]
+    if more := answer["more_rejections"]:
+        blocks.append(f"and {more} more: llmgw ctl explain-placement {shown(model['name'])}")
     if text := answer.get("text"):
         blocks += ["", "as it was added:", *(f"  {shown(line)}" for line in text.splitlines())]
     return blocks

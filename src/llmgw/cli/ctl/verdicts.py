@@ -52,7 +52,7 @@ def _now(answer: Any) -> Iterator[Block]:
         fate = ", and would stop first" if replica["replica"] in answer["stops"] else ""
         yield f"  {shown(replica['replica'])} is {shown(state)} on {where}{fate}"
     if held_up := answer.get("held_up"):
-        yield f"  nothing is placed now: {shown(held_up)}"
+        yield f"  {shown(held_up)}"
 
 
 def _outcome(explanation: Any) -> Iterator[Block]:
