@@ -1,0 +1,296 @@
+"""Each invariant can fail: a state or a move that it is there for is found, and its neighbour that is well is not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from random import Random
+
+import pytest
+from simulator import invariants
+from simulator.books import Books
+from simulator.invariants import MOVES, STATE, Move, State
+from simulator.loop import Loop
+from simulator.machine import Machine
+from simulator.oracle import find_faults_at_rest, find_leftovers
+from simulator.site import MODELS, Shape, site
+from simulator.store import Store
+
+from llmgw.core.effects import Desire
+from llmgw.core.events import NodeMarked, Wakeup
+from llmgw.core.hosts import Host, Standing
+from llmgw.core.model import Model
+from llmgw.core.node import ForeignUse, NodeId
+from llmgw.core.replica import (
+    Endpoint,
+    Replica,
+    ReplicaId,
+    Shard,
+    ShardId,
+    ShardSpec,
+    ShardState,
+    join_states,
+    replica_id,
+    shard_id,
+)
+
+SHAPES = {shape.id: shape for shape in site(12)}
+AT = Endpoint(host="127.0.0.1", port=18000, served_name="m")
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    spec: ShardSpec
+    pid: int = 1000
+    ready: bool = True
+
+
+class Ground:
+    """A node on which these engines run."""
+
+    def __init__(self, shape: Shape, *engines: Engine) -> None:
+        self.id = shape.id
+        self.shape = shape
+        self._engines = engines
+
+    def alive(self) -> Iterator[Engine]:
+        return iter(self._engines)
+
+    def gpu_names(self) -> tuple[str, ...]:
+        return tuple(f"GPU-{self.id}-{index}" for index in range(self.shape.gpus or 0))
+
+    def free_gb(self, name: str) -> float:
+        used = any(name in (engine.spec.gpus or ()) for engine in self._engines)
+        return 0.0 if used else 40.0
+
+
+def a_spec(node: str = "n05", *gpus: int, model: str = "couple", epoch: int = 1, **changes: object) -> ShardSpec:
+    """A shard of the first replica of a model, on these GPUs."""
+    found = MODELS[model]
+    spec = ShardSpec(
+        id=shard_id(found.name, 1, 0),
+        replica=replica_id(found.name, 1),
+        epoch=epoch,
+        node=NodeId(node),
+        model=found,
+        profile=found.profiles[0],
+        gpus=tuple(f"GPU-{node}-{index}" for index in gpus),
+    )
+    return replace(spec, **changes)
+
+
+def a_replica(*specs: ShardSpec, state: ShardState = ShardState.READY) -> Replica:
+    shards = tuple(Shard(spec=spec, state=state, since=0.0, endpoint=AT if not spec.rank else None) for spec in specs)
+    first = specs[0]
+    joined = join_states([state] * len(specs), first.count)
+    return Replica(
+        id=first.replica,
+        model=first.model.name,
+        profile=first.profile.name,
+        epoch=first.epoch,
+        shards=shards,
+        state=joined,
+        since=0.0,
+    )
+
+
+def a_host(node: str, *replicas: Replica, **changes: object) -> Host:
+    """A node that has booked what is to be on it."""
+    here = [(r, s.spec) for r in replicas for s in r.shards if s.spec.node == node and s.state is not ShardState.ENDED]
+    given = {
+        "node": Machine(
+            SHAPES[NodeId(node)], Loop(), Random(0), is_group_there=lambda spec: True, moved=lambda: None
+        ).look(),
+        "labels": SHAPES[NodeId(node)].labels,
+        "booked": {gpu: replica.id for replica, spec in here for gpu in spec.gpus or ()},
+        "booked_gb": sum(spec.profile.min_memory_gb or 0.0 for _, spec in here),
+    }
+    return Host(**{**given, **changes})
+
+
+def books_of(*replicas: Replica, hosts: Mapping[str, Host] | None = None, ready: bool = True) -> Books:
+    nodes = sorted({node for replica in replicas for node in replica.nodes})
+    found = {NodeId(node): a_host(node, *replicas) for node in nodes}
+    found |= {NodeId(node): host for node, host in (hosts or {}).items()}
+    by_model: dict[str, tuple[Replica, ...]] = {}
+    for replica in replicas:
+        if replica.state is ShardState.READY and ready:
+            by_model[replica.model] = (*by_model.get(replica.model, ()), replica)
+    return Books(hosts=found, replicas=replicas, models=MODELS, ready=by_model, brake=False)
+
+
+def a_state(books: Books | None, *engines: Engine, linked: bool = True) -> State:
+    grounds = {node: Ground(shape, *(e for e in engines if e.spec.node == node)) for node, shape in SHAPES.items()}
+    nodes = frozenset(books.hosts) if linked and books is not None else frozenset[NodeId]()
+    return State(books=books, machines=grounds, linked=nodes)
+
+
+def a_move(*specs: ShardSpec, **changes: object) -> Move:
+    """Nodes are told to run this, and were told nothing before."""
+    after = books_of(*(a_replica(spec, state=ShardState.PLACED) for spec in specs))
+    effects = [
+        Desire(node=node, revision=1, shards=tuple(spec for spec in specs if spec.node == node))
+        for node in sorted({spec.node for spec in specs})
+    ]
+    move = Move(
+        event=Wakeup(),
+        effects=[*effects],
+        before=books_of(),
+        after=after,
+        state=a_state(after),
+        told={},
+        known=frozenset(),
+        braked=False,
+    )
+    return replace(move, **changes)
+
+
+def group(*nodes: str, **changes: object) -> tuple[ShardSpec, ...]:
+    """The two halves of a replica of sixteen GPUs."""
+    name = MODELS["wide"].name
+    given = {"count": 2, "fabric": "ib-a", "rendezvous": "10.0.0.1:29500", **changes}
+    return tuple(
+        a_spec(node, *range(8), model="wide", id=shard_id(name, 1, rank), rank=rank, **given)
+        for rank, node in enumerate(nodes)
+    )
+
+
+WELL = a_spec("n05", 0, 1)
+OTHER = a_spec("n05", 1, 2, replica=ReplicaId("rep-other-1"), id=ShardId("shd-other-1-0"))
+CPU = a_spec("n10", model="plain", gpus=None)
+NEXT = a_spec("n06", 0, 1, epoch=2)
+LOST = a_host("n05", standing=Standing.LOST)
+TOO_MANY = [
+    replace(
+        WELL,
+        replica=ReplicaId(f"rep-{n}"),
+        id=ShardId(f"shd-{n}"),
+        node=NodeId(f"n0{n}"),
+        gpus=(f"GPU-n0{n}-0", f"GPU-n0{n}-1"),
+    )
+    for n in (5, 6, 7)
+]
+
+# What is well, for each, and what is not.
+STATES: dict[str, tuple[State, State]] = {
+    "no_gpu_is_booked_twice": (
+        a_state(books_of(a_replica(WELL))),
+        a_state(books_of(a_replica(WELL), a_replica(OTHER, state=ShardState.STOPPING))),
+    ),
+    "no_gpu_is_used_twice": (a_state(None, Engine(WELL)), a_state(None, Engine(WELL), Engine(OTHER))),
+    "every_booking_has_its_cause": (
+        a_state(books_of(a_replica(WELL))),
+        a_state(books_of(hosts={"n05": a_host("n05", booked={"GPU-n05-0": ReplicaId("rep-gone-1")})})),
+    ),
+    "no_node_is_booked_beyond_its_memory": (
+        a_state(books_of(a_replica(CPU))),
+        a_state(books_of(hosts={"n10": a_host("n10", booked_gb=200.0)})),
+    ),
+    "no_replica_spans_fabrics": (
+        a_state(books_of(a_replica(*group("n00", "n01")))),
+        a_state(books_of(a_replica(*group("n02", "n03")))),
+    ),
+    "every_shard_is_as_wide_as_its_profile": (
+        a_state(books_of(a_replica(WELL))),
+        a_state(books_of(a_replica(a_spec("n05", 0)))),
+    ),
+    "one_epoch_is_alive": (
+        a_state(books_of(a_replica(WELL), a_replica(NEXT), hosts={"n05": LOST})),
+        a_state(books_of(a_replica(WELL), a_replica(NEXT))),
+    ),
+    "one_epoch_is_routable": (
+        a_state(books_of(a_replica(WELL))),
+        a_state(books_of(a_replica(WELL), a_replica(NEXT))),
+    ),
+    "no_request_goes_where_nobody_answers": (
+        a_state(books_of(a_replica(WELL), hosts={"n05": LOST}, ready=False)),
+        a_state(books_of(a_replica(WELL), hosts={"n05": LOST})),
+    ),
+    "no_more_run_than_may": (
+        a_state(books_of(*map(a_replica, TOO_MANY[:2]))),
+        a_state(books_of(*map(a_replica, TOO_MANY))),
+    ),
+    "what_runs_on_a_linked_node_is_in_the_books": (
+        a_state(books_of(a_replica(WELL)), Engine(WELL)),
+        a_state(books_of(a_replica(WELL)), Engine(replace(WELL, epoch=2))),
+    ),
+    "one_epoch_of_a_shard_runs_on_a_node": (
+        a_state(None, Engine(WELL)),
+        a_state(None, Engine(WELL), Engine(replace(WELL, epoch=2, gpus=()))),
+    ),
+}
+
+FULL = a_host("n05")
+FULL = replace(
+    FULL,
+    node=replace(
+        FULL.node, gpus=tuple(replace(gpu, foreign=(ForeignUse(memory_gb=36.0),)) for gpu in FULL.node.gpus or ())
+    ),
+)
+AWAY = books_of(a_replica(WELL), hosts={"n05": LOST})
+CORDONED = NodeMarked(node=NodeId("n05"), cordoned=True)
+APART = a_spec("n05", 1, 2)
+
+CASES: dict[str, tuple[Move, Move]] = {
+    "nothing_is_launched_where_it_may_not": (
+        a_move(WELL),
+        a_move(WELL, state=replace(a_state(books_of()), marks={NodeId("n05"): CORDONED})),
+    ),
+    "nothing_is_launched_on_gpus_that_do_not_do": (a_move(WELL), a_move(WELL, after=books_of(hosts={"n05": FULL}))),
+    "groups_are_launched_whole": (a_move(*group("n00", "n01")), a_move(*group("n00", "n01")[:1])),
+    "no_epoch_is_given_twice": (
+        a_move(NEXT, before=books_of(a_replica(WELL))),
+        a_move(WELL, before=books_of(a_replica(NEXT))),
+    ),
+    "the_brake_stops_and_moves_nothing": (a_move(NEXT, before=AWAY), a_move(NEXT, before=AWAY, braked=True)),
+    "what_is_desired_is_well_formed": (
+        a_move(WELL),
+        a_move(WELL, told={NodeId("n05"): Desire(node=NodeId("n05"), revision=1, shards=())}),
+    ),
+    "groups_of_ranks_are_joined_where_they_can_be": (a_move(WELL), a_move(APART)),
+}
+
+
+def test_every_invariant_has_its_case() -> None:
+    assert [each.__name__ for each in STATE] == [*STATES]
+    assert [each.__name__ for each in MOVES] == [*CASES]
+
+
+@pytest.mark.parametrize("name", STATES)
+def test_what_may_never_be_so_is_found(name: str) -> None:
+    find: Callable[[State], Iterator[str]] = getattr(invariants, name)
+    well, broken = STATES[name]
+    assert [*find(well)] == []
+    assert [*find(broken)] != []
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_may_never_happen_is_found(name: str) -> None:
+    find: Callable[[Move], Iterator[str]] = getattr(invariants, name)
+    well, broken = CASES[name]
+    assert [*find(well)] == []
+    assert [*find(broken)] != []
+
+
+def a_rest(*engines: Engine, books: Books, models: Mapping[str, Model]) -> list[str]:
+    grounds = a_state(books, *engines).machines
+    return [*find_faults_at_rest(Store(models=dict(models)), grounds, books)]
+
+
+def test_a_model_that_lacks_a_replica_while_there_is_room_is_found() -> None:
+    models = {"couple": MODELS["couple"]}
+    assert a_rest(Engine(WELL), books=books_of(a_replica(WELL)), models=models) == []
+    (fault,) = a_rest(books=books_of(), models=models)
+    assert "0 replicas of couple are ready, 1 are to be, and there is room on n05" in fault
+
+
+def test_an_engine_that_nobody_wants_is_found() -> None:
+    assert a_rest(Engine(WELL), books=books_of(a_replica(WELL)), models={}) == [
+        "shd-couple-1-0 runs on n05, and its model is gone"
+    ]
+
+
+def test_whatever_is_left_without_a_model_is_found() -> None:
+    grounds = a_state(None, Engine(WELL)).machines
+    assert len([*find_leftovers(grounds, books_of(a_replica(WELL)))]) == 3
+    assert [*find_leftovers(a_state(None).machines, books_of())] == []
