@@ -67,6 +67,14 @@ def e2e_vllm(session: nox.Session) -> None:
 
 
 @nox.session
+def gpu(session: nox.Session) -> None:
+    """What a machine with an NVIDIA GPU says of itself; skipped where there is none."""
+    install(session, *EVERYTHING)
+    # By name: it is no part of what a plain run of the tests collects.
+    session.run("pytest", "tests/gpu/real_gpus.py", *session.posargs)
+
+
+@nox.session
 def conformance(session: nox.Session) -> None:
     """Real clients against a real port."""
     install(session, *EVERYTHING)
