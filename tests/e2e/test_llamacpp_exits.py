@@ -75,16 +75,21 @@ def end_of(launch: Launch, *, memory_kb: int | None = None, env: Mapping[str, st
 
 
 def run_to_end(argv: Sequence[str], env: Mapping[str, str]) -> Cause:
-    done = subprocess.run(
-        argv,
-        env=dict(env),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        timeout=PATIENCE_SECONDS,
-        check=False,
-    )
+    # llama.cpp writes its log from a thread of its own, which its exit may overtake on a busy machine: then there is
+    # not a word of it to judge.
+    for _ in range(5):
+        done = subprocess.run(
+            argv,
+            env=dict(env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=PATIENCE_SECONDS,
+            check=False,
+        )
+        if done.stdout:
+            break
     return cause_of(done.stdout.splitlines(), done.returncode)
 
 

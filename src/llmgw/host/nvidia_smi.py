@@ -186,7 +186,8 @@ class NvidiaSmi:
         if whole:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(max(0.0, deadline - time.monotonic()))
-        if process.poll() is None:
+        # One that prints on when nobody reads any more may die of that, and has not come to its end for it.
+        if not whole or process.poll() is None:
             self._kill(process)
             why = "prints without an end" if len(text) > _MOST_BYTES else f"did not end in {self._limit_seconds:g} s"
             return _Said(problem=f"{program} {why}: the driver may hang (`dmesg`)")
