@@ -58,6 +58,7 @@ Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS)]
 Word = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]+\Z")]
 Count = Annotated[int, msgspec.Meta(ge=0, le=INT_LIMIT)]
 Said = Annotated[str, msgspec.Meta(max_length=2000)]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=10**9)]
 
 _Text = Annotated[str, msgspec.Meta(max_length=TEXT_CHARS)]
 _Words = Annotated[str, msgspec.Meta(max_length=WORDS_CHARS)]
@@ -155,11 +156,16 @@ class Resync(msgspec.Struct, frozen=True, kw_only=True, tag="resync"):
 
 
 class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
-    """The agent may register. ``session`` is what its trunks have to present."""
+    """The agent may register. ``session`` is what its trunks have to present.
+
+    ``replace_after_seconds`` after its lease is over, the server places anew what runs there; None from one that does
+    not say.
+    """
 
     protocol: int
     session: Word
-    lease_seconds: Annotated[float, msgspec.Meta(gt=0)]
+    lease_seconds: Seconds
+    replace_after_seconds: Seconds | None = None
 
 
 class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):

@@ -62,7 +62,7 @@ class Management(Protocol):
         ...
 
     async def explain_what_if(self, file: str, text: str) -> tuple[ExplanationView, ...]:
-        """The same of models that are only written; nothing changes."""
+        """The same of models that are only written, each after those before it have their replicas; nothing changes."""
         ...
 
     def decisions(self) -> tuple[DecisionView, ...]:
@@ -70,15 +70,17 @@ class Management(Protocol):
         ...
 
     async def cordon(self, node: str, *, cordoned: bool) -> NodeMarks:
-        """Keep new replicas off a node, or no longer; the node need not be there."""
+        """Keep new replicas off a node, which need not be there, or no longer; Refused for the end of what nobody has
+        said of a node that nobody has seen."""
         ...
 
     async def label(self, node: str, changes: Mapping[str, str | None]) -> NodeMarks:
-        """Lay labels over the node's own; None takes one away."""
+        """Lay labels over the node's own; None takes one away. Refused for a node that nobody has seen or marked."""
         ...
 
     async def remove_node(self, node: str) -> RemovedNode:
-        """Forget a node that is lost, or cordoned with nothing running; Refused for any other."""
+        """Forget a node that is lost, or cordoned with nothing running; Refused for any other. Answers what that does
+        to the brake."""
         ...
 
     async def add(self, file: str, text: str, *, replace: bool) -> tuple[AddedModel, ...]:

@@ -79,9 +79,11 @@ class GpuView:
 class NodeView:
     """A node and its link. ``version`` is llmgw's own there; ``replicas`` are those that have not ended.
 
-    ``gpus_free`` counts those that no replica has and one could, ``classes`` are those that there are. ``labels`` are
-    the node's own with the operator's over them. ``clock_skew_seconds``: how far its clock is ahead of the server's.
-    ``warnings`` has all that is the matter with the machine in words, one line each, without figures that move.
+    ``gpus_free`` counts those that no replica has and one could, ``classes`` are those that there are, and
+    ``memory_free_gb`` is what a replica could still book. ``labels`` are the node's own with the operator's over
+    them. ``heard_before_start``: it has not come since the server started, and was heard so long ago at most.
+    ``clock_skew_seconds``: how far its clock is ahead of the server's. ``warnings`` has all that is the matter with
+    the machine in words, one line each, without figures that move.
     """
 
     node: str
@@ -99,12 +101,14 @@ class NodeView:
     memory_foreign_gb: float | None = None
     peer: str | None = None
     heard_seconds_ago: float | None = None
+    heard_before_start: bool | None = None
     protocol: int | None = None
     version: str | None = None
     trunks: int | None = None
     cores: int | None = None
     memory_gb: float | None = None
     memory_available_gb: float | None = None
+    memory_free_gb: float | None = None
     memory_booked_gb: float | None = None
     disks: tuple[Disk, ...] | None = None
     engines: tuple[EngineFound, ...] | None = None
@@ -339,12 +343,16 @@ class NodeMarks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemovedNode:
-    """A node that was removed. ``connected``: its agent is there and will register again. ``running``: replicas that
-    a lost one had, and may still have."""
+    """A node that was removed. ``connected``: its agent is there and will register again. ``known``: it has been here.
+    ``running``: replicas that a lost one had, and may still have. ``brake_before`` is the brake where that holds for
+    less now, and ``brake`` what is left of it."""
 
     node: str
     connected: bool
+    known: bool = True
     running: tuple[str, ...] = ()
+    brake_before: BrakeView | None = None
+    brake: BrakeView | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -365,7 +373,8 @@ class ExplanationView:
     """Why a model is where it is, or is nowhere, and what would come of one more replica now.
 
     ``held_up`` says what keeps the fleet from placing anything at all. ``decisions`` are those about this model. Of one
-    that is only written ``what_if`` is true, and ``stops`` are the replicas that would make way for it first.
+    that is only written ``what_if`` is true, ``stops`` are the replicas that would make way for it first, ``missing``
+    counts those that it would get, and ``places`` those of them that find a place one after the other.
     """
 
     explanation: Explanation
@@ -374,6 +383,8 @@ class ExplanationView:
     what_if: bool = False
     replicas: tuple[ReplicaView, ...] = ()
     stops: tuple[str, ...] = ()
+    missing: int = 0
+    places: int = 0
     decisions: tuple[DecisionView, ...] = ()
     held_up: str | None = None
 

@@ -11,7 +11,7 @@ from typing import Protocol
 from llmgw.agent.settings import AgentSettings
 from llmgw.agent.troubles import Troubles
 from llmgw.agent.watch import PATIENCE_SECONDS, SLOW_SECONDS, Watch
-from llmgw.core.node import FabricFound
+from llmgw.core.node import FAKE_TROUBLE, FabricFound
 from llmgw.host.gpus import GpusFound, open_gpus
 from llmgw.host.infiniband import read_fabric
 from llmgw.host.inventory_file import MAX_FABRICS, InventoryFile
@@ -43,7 +43,8 @@ class FakeGpus:
     def read(self, ours: frozenset[int]) -> GpusFound:
         """They are what the file says, whoever runs on them."""
         said = self._file.read()
-        wrong = None if self._file.trouble is None else f"the fake inventory can't be used: {self._file.trouble}"
+        trouble = self._file.trouble
+        wrong = None if trouble is None else f"{FAKE_TROUBLE}, and what it said before holds: {trouble}"
         return GpusFound(gpus=said.gpus, driver=said.driver, problem=wrong or said.problem)
 
 

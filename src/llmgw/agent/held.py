@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
@@ -14,6 +14,7 @@ from llmgw.agent.booked import wait_given_back
 from llmgw.agent.hands import Hands, Log, Process, State
 from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings, Pace
+from llmgw.agent.taken import Taken
 from llmgw.agent.telling import Telling
 from llmgw.core.node import Gpu, Node
 from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
@@ -41,6 +42,7 @@ class Tools:
     hands: Hands
     programs: Programs
     ports: Ports
+    taken: Taken = field(default_factory=Taken)
     tell_node: Callable[[Node], None] = lambda node: None
 
     @property
@@ -126,6 +128,7 @@ class Held:
         """Go on with an engine that was found running."""
         self.process, self.port, self.record = adopted.process, adopted.record.port, adopted.record
         self.serves = adopted.record.serves
+        self.tools.taken.hold(self.spec)
         self.ready = adopted.report.state is ShardState.READY
         self.log = self.tools.state.open_log(Path(adopted.record.log), self.telling.hide)
         # The first look at the counter, which blocks, is a poll's.

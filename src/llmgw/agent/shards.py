@@ -91,6 +91,8 @@ async def run_shard(
             log.info("shard %s ended: %s", spec.id, telling.last.cause)
     finally:
         held.close()
+        # Also when it is cancelled and its engine goes on: then all that could wait for these are cancelled with it.
+        tools.taken.give_back(spec.id)
 
 
 async def _heed(stop: trio.Event, life: trio.CancelScope) -> None:
@@ -135,6 +137,7 @@ async def _prepare(held: Held) -> Launch:
     _validate(spec, engine, tried.version)
     cache = await hands.run(_make_cache, tools)
     # Last, for a check of the program may take minutes, and what is seen here is to hold at the launch.
+    await tools.taken.take(spec, held.telling.progress)
     fabric = await find_fabric(spec, tools)
     held.gpus = await find_gpus(spec, tools)
     indices = None if held.gpus is None else tuple(gpu.index for gpu in held.gpus)

@@ -20,6 +20,7 @@ from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings
 from llmgw.agent.shards import run_shard
 from llmgw.agent.telling import first_report
+from llmgw.agent.tether import Tether
 from llmgw.core.effects import Desire
 from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
 from llmgw.core.node import Node
@@ -39,6 +40,14 @@ class Link(Protocol):
 
     async def report(self, event: Event) -> None:
         """Hand an event up."""
+
+    async def wait_open(self) -> None:
+        """Until there is a link to register over."""
+
+    @property
+    def give_up_seconds(self) -> float | None:
+        """How long after the last word from here the server may give up what runs on several nodes; None where it has
+        not said."""
 
     async def wait_lost(self) -> None:
         """Until the link that the node is registered over is gone, if ever: then it is to register again."""
@@ -78,12 +87,14 @@ async def serve_node(
         )
         found = await adopt(tools)
         async with trio.open_nursery() as nursery:
-            shards = Shards(tools, outbox, nursery, places or Places())
+            tether = Tether()
+            shards = Shards(tools, outbox, nursery, places or Places(), tether)
             shards.note_ended(found.ended)
             for adopted in found.running:
                 shards.begin(adopted.record.spec, adopted)
             nursery.start_soon(serve_checks, tools)
             nursery.start_soon(serve_inventory, tools, outbox.put_node)
+            nursery.start_soon(tether.watch, lambda: link.give_up_seconds, shards.end_groups)
             nursery.start_soon(_speak, link, tools, shards, outbox, found.ended)
             nursery.start_soon(_listen, link, tools, shards, outbox)
             task_status.started()
@@ -95,19 +106,22 @@ async def serve_node(
 
 @dataclass(slots=True)
 class Life:
-    """One shard that runs here: what it is, what ends it, and what was last said of it."""
+    """One shard that runs here: what it is, what ends it, and what was last said of it. ``why`` it was stopped, where
+    that was not because the server wants it no more."""
 
     spec: ShardSpec
     last: ShardReport
     stop: trio.Event = field(default_factory=trio.Event)
+    why: str | None = None
 
 
 class Shards:
     """What runs against what is desired: the only writer of both."""
 
-    __slots__ = ("_desired", "_ended", "_nursery", "_outbox", "_places", "_running", "_tools")
+    __slots__ = ("_desired", "_ended", "_nursery", "_outbox", "_places", "_running", "_tools", "tether")
 
-    def __init__(self, tools: Tools, outbox: Outbox, nursery: trio.Nursery, places: Places) -> None:
+    def __init__(self, tools: Tools, outbox: Outbox, nursery: trio.Nursery, places: Places, tether: Tether) -> None:
+        self.tether = tether
         self._tools = tools
         self._outbox = outbox
         self._nursery = nursery
@@ -135,9 +149,22 @@ class Shards:
             if wanted is None or wanted.epoch != life.spec.epoch:
                 life.stop.set()
         for shard, spec in self._desired.items():
-            # One whose older epoch still runs is begun when that has ended: two epochs never run at once.
-            if shard not in self._running and not self._has_ended(spec):
+            # One whose older epoch still runs is begun when that has ended: two epochs never run at once. And one that
+            # the server may have given up waits for its word.
+            given_up = self.tether.overdue and spec.count > 1
+            if shard not in self._running and not self._has_ended(spec) and not given_up:
                 self.begin(spec)
+
+    def end_groups(self, seconds: float) -> None:
+        """Stop the shards of replicas of several nodes: the link has been gone for so long that the server may have
+        given them up, and what is left of them serves nobody and holds its GPUs."""
+        why = f"no link to the server for {seconds:g} s: a replica of several nodes is placed anew without this node"
+        for shard, life in self._running.items():
+            # One that is being cleared away has a cause of its own.
+            if life.spec.count > 1 and life.last.state is not ShardState.STOPPING and not life.stop.is_set():
+                log.warning("shard %s is stopped: %s", shard, why)
+                life.why = why
+                life.stop.set()
 
     def _has_ended(self, spec: ShardSpec) -> bool:
         life = self._ended.get(spec.id)
@@ -154,6 +181,8 @@ class Shards:
         """One shard; whatever happens in it, the others go on."""
 
         def report(said: ShardReport) -> None:
+            if said.state is ShardState.ENDED and said.cause is None:
+                said = replace(said, cause=life.why)
             life.last = said
             self._places.note(said)
             self._outbox.put_report(ShardChanged(node=self._tools.settings.node_id, report=said))
@@ -254,13 +283,16 @@ async def _speak(
         try:
             node = await tools.hands.survey(tools)
             outbox.put_applied(None)
+            # What has ended while there was no link must not be told as running.
+            await link.wait_open()
             await link.report(NodeRegistered(node=node, running=(*shards.list_known(), *ended)))
             ended = ()
             outbox.registered.set()
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(outbox.send_all, link)
-                await link.wait_lost()
-                nursery.cancel_scope.cancel()
+            with shards.tether.holding():
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(outbox.send_all, link)
+                    await link.wait_lost()
+                    nursery.cancel_scope.cancel()
             continue
         except* LinkLost as lost:
             log.debug("the server can't be told anything: %s", _first(lost))

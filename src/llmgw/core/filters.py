@@ -13,6 +13,8 @@ from llmgw.core.rejection import Reason
 
 # Of a box with many GPUs the first few are told.
 FEW = 4
+# Of a UUID: as much as any other program shows.
+LEAST_SHOWN = 8
 
 Check = Callable[["Need", Host], Reason | None]
 
@@ -69,8 +71,9 @@ class Need:
 
 
 def is_blind(hosts: Iterable[Host]) -> bool:
-    """Nobody has looked for GPUs, on none of the nodes."""
-    return all(host.node.gpus is None for host in hosts)
+    """Nobody has looked for GPUs, on none of the nodes; of none there are nothing is known."""
+    looked_at = [host.node.gpus is not None for host in hosts]
+    return bool(looked_at) and not any(looked_at)
 
 
 def find_reason(need: Need, host: Host) -> Reason | None:
@@ -310,12 +313,15 @@ def count_gpus(count: int) -> str:
 def _tell_taken(host: Host, gpu_class: str) -> list[str]:
     gpus = sorted((gpu for gpu in host.node.gpus or () if gpu.gpu_class == gpu_class), key=lambda gpu: gpu.index)
     holders = Counter(host.booked[gpu.uuid] for gpu in gpus if gpu.uuid in host.booked)
-    told = [f"{replica} holds {count}" for replica, count in sorted(holders.items())]
+    told = [
+        f"{replica} holds {count}{' and is stopping' if replica in host.leaving else ''}"
+        for replica, count in sorted(holders.items())
+    ]
     for gpu in gpus:
         if gpu.uuid not in host.booked and gpu.broken is not None:
-            told.append(f"{shorten(gpu.uuid)} is broken ({gpu.broken})")
+            told.append(f"{shorten(gpu, host)} is broken ({gpu.broken})")
         elif gpu.uuid not in host.booked and gpu.mig is not None:
-            told.append(f"{shorten(gpu.uuid)} is cut into instances")
+            told.append(f"{shorten(gpu, host)} is cut into instances")
     return keep_few(told)
 
 
@@ -323,16 +329,16 @@ def _tell_gpu_memory(need: Need, host: Host) -> str:
     free = [gpu for gpu in host.free if need.gpu_class in (None, gpu.gpu_class)]
     full = [gpu for gpu in free if spare_gb(gpu) + CRUMB_GB < needs_gb(need, gpu)]
     asked = min(needs_gb(need, gpu) for gpu in full)
-    told = [_tell_card(gpu) for gpu in full]
+    told = [_tell_card(gpu, host) for gpu in full]
     where = "a GPU" if need.gpus == 1 else f"each of {need.gpus} GPUs"
     return f"needs {asked:.4g} GB on {where}: {'; '.join(keep_few(told))}"
 
 
-def _tell_card(gpu: Gpu) -> str:
+def _tell_card(gpu: Gpu, host: Host) -> str:
     spare = spare_gb(gpu)
     if spare == gpu.memory_gb:
-        return f"{shorten(gpu.uuid)} has {spare:.4g} GB"
-    return f"{shorten(gpu.uuid)} has {max(spare, 0.0):.4g} of {gpu.memory_gb:.4g} GB: {tell_foreign(gpu)}"
+        return f"{shorten(gpu, host)} has {spare:.4g} GB"
+    return f"{shorten(gpu, host)} has {max(spare, 0.0):.4g} of {gpu.memory_gb:.4g} GB: {tell_foreign(gpu)}"
 
 
 def tell_foreign(gpu: Gpu) -> str:
@@ -353,6 +359,8 @@ def _tell_memory(need: Need, host: Host) -> str:
         f"needs {need.profile.min_memory_gb:g} GB of memory; {max(host.free_gb, 0.0):.4g} of {node.memory_gb:.4g} GB "
         f"are free, {host.booked_gb:.4g} GB are booked by replicas"
     )
+    if host.leaving:
+        told += f" ({', '.join(keep_few(sorted(host.leaving)))} {'is' if len(host.leaving) == 1 else 'are'} stopping)"
     return f"{told}, {node.memory_foreign_gb:.4g} GB are held by other programs" if node.memory_foreign_gb else told
 
 
@@ -370,9 +378,16 @@ def _tell_back_off(need: Need, host: Host) -> str:
     return f"the last try here failed; the next one is in {need.wait_seconds(host):.0f} s"
 
 
-def shorten(uuid: str) -> str:
-    """As much of a GPU's UUID as tells it apart: ``GPU-8f3e12ab`` of the usual kind."""
-    return "-".join(uuid.split("-")[:2])
+def shorten(gpu: Gpu, host: Host) -> str:
+    """As much of a GPU's UUID as tells it from the others of its node, in whole groups: ``GPU-8f3e12ab`` of the usual
+    kind."""
+    groups = gpu.uuid.split("-")
+    others = [other.uuid.split("-") for other in host.node.gpus or () if other.uuid != gpu.uuid]
+    for count in range(2, len(groups)):
+        short = "-".join(groups[:count])
+        if len(short) >= LEAST_SHOWN and all(other[:count] != groups[:count] for other in others):
+            return short
+    return gpu.uuid
 
 
 def keep_few(told: list[str]) -> list[str]:

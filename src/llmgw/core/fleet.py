@@ -138,7 +138,7 @@ class Fleet:
         self._replace_at: dict[NodeId, float] = {}
         self._look_again_at = math.inf
         self._wake_at: float | None = None
-        # of a server that has begun anew: who was there before, who of them may still come and until when, and who did not
+        # of a server that has begun anew: who was there before, who may still come and until when, and who did not
         self._known: frozenset[NodeId] = frozenset()
         self._expected: set[NodeId] = set()
         self._settled_at = 0.0

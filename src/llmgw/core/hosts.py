@@ -34,10 +34,11 @@ def _derived() -> Any:
 class Host:
     """One node. It never changes: a node that does gets another, so that what is derived here is derived once.
 
-    ``labels`` are the agent's with the operator's over them. ``booked_gb`` is the memory in GB that our replicas have
-    there, whatever they use of it at the moment, and ``booked`` whose each booked GPU is, by UUID; both count what is
-    on its way out. ``replicas`` counts the living ones of each model, ``holds`` are the sources whose weights the node
-    is known to have.
+    ``labels`` are the agent's with the operator's over them. ``booked_gb`` is the memory in GB that our replicas
+    have there, whatever they use of it at the moment, and ``booked`` whose each booked GPU is, by UUID; both count
+    what is on its way out. That is ``leaving``, with the memory in GB that each of them gives back: told to whoever
+    asks why there is no room, and nothing is placed by it. ``replicas`` counts the living ones of each model,
+    ``holds`` are the sources whose weights the node is known to have.
 
     ``free_gb`` and ``free`` are what is left: GPUs in the order of their indices that nobody has booked and that are
     neither broken nor cut into instances. What other programs hold of one is still in it. ``engines`` is the node's by
@@ -55,6 +56,7 @@ class Host:
     labels: Mapping[str, str] = field(default_factory=dict)
     booked_gb: float = 0.0
     booked: Mapping[str, ReplicaId] = field(default_factory=dict)
+    leaving: Mapping[ReplicaId, float] = field(default_factory=dict)
     replicas: Mapping[ModelName, int] = field(default_factory=dict)
     holds: frozenset[str] = frozenset()
     id: NodeId = field(init=False)

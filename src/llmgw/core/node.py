@@ -8,6 +8,9 @@ from typing import NewType
 
 NodeId = NewType("NodeId", str)
 
+# How the warning begins of a node whose fake inventory is wrong: nobody has to live with that one.
+FAKE_TROUBLE = "the fake inventory can't be used"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disk:

@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from llmgw.core.costs import Bid, Offer, Score, bid, find_best, score
 from llmgw.core.filters import Need, describe, find_cards, find_reason, find_reasons, is_blind
-from llmgw.core.hosts import Host
+from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import NodeId
 from llmgw.core.rejection import Reason, Rejection
@@ -128,6 +128,7 @@ class Rejected:
 Verdict = Placement | Rejected
 
 NOWHERE: Mapping[NodeId, int] = MappingProxyType({})
+NOBODY: Mapping[NodeId, Standing] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,8 +207,13 @@ def explain(
     now: float,
     *,
     failed: Mapping[NodeId, int] = NOWHERE,
+    away: Mapping[NodeId, Standing] = NOBODY,
 ) -> Explanation:
-    """All that ``place`` would go by, were it asked now."""
+    """All that ``place`` would go by, were it asked now.
+
+    ``away`` are nodes that there are as well, and that nothing else is known of: silent or lost since before anybody
+    here heard them.
+    """
     verdict = place(model, hosts, backing_off, now, failed=failed)
     by_id = sorted(hosts, key=attrgetter("id"))
     candidates: list[Candidate] = []
@@ -217,6 +223,7 @@ def explain(
         need = Need(model=model, profile=profile, backing_off=backing_off, now=now, blind=blind, failed=failed)
         look = _look_at_nodes if profile.nodes == 1 else _look_at_fabrics
         candidates += look(need, by_id)
+        candidates += (_miss(profile, name, standing) for name, standing in sorted(away.items()))
         fits = [host for host in by_id if find_reason(need, host) is None]
         ranked += [(need, each) for each in sorted(bid(need, fits))]
     # The same nodes by another class or fabric are no other place.
@@ -227,13 +234,20 @@ def explain(
         placement=verdict.keep() if isinstance(verdict, Placement) else None,
         runner_up=next(others, None),
         candidates=tuple(candidates),
-        unlock=find_unlock(model, by_id, backing_off, now) if isinstance(verdict, Rejected) else None,
+        unlock=find_unlock(model, by_id, backing_off, now, away=away) if isinstance(verdict, Rejected) else None,
     )
 
 
 def by_priority(model: Model) -> list[Profile]:
     """Its profiles in the order in which they are tried."""
     return sorted(model.profiles, key=lambda profile: -profile.priority)
+
+
+def _miss(profile: Profile, name: NodeId, standing: Standing) -> Candidate:
+    reason = Reason.NODE_LOST if standing is Standing.LOST else Reason.NODE_SILENT
+    detail = "it has not come since the server started, and what it has is not known"
+    rejection = Rejection(node=name, profile=profile.name, reason=reason, detail=detail)
+    return Candidate(profile=profile.name, nodes=(name,), rejections=(rejection,))
 
 
 def _look_at_nodes(need: Need, hosts: Sequence[Host]) -> Iterator[Candidate]:

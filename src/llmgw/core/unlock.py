@@ -7,13 +7,26 @@ from bisect import insort
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from heapq import merge
+from operator import itemgetter
 from typing import NamedTuple
 
-from llmgw.core.filters import Need, count_gpus, find_reasons, is_blind, needs_gb, shorten, small_disks, tell_foreign
-from llmgw.core.hosts import CRUMB_GB, Host, spare_gb
+from llmgw.core.filters import (
+    Need,
+    count_gpus,
+    find_reasons,
+    is_blind,
+    keep_few,
+    needs_gb,
+    shorten,
+    small_disks,
+    tell_foreign,
+)
+from llmgw.core.hosts import CRUMB_GB, Host, Standing, spare_gb
 from llmgw.core.model import ANY_CLASS, Model, Profile
 from llmgw.core.node import Gpu, NodeId
 from llmgw.core.rejection import Reason
+from llmgw.core.replica import ReplicaId
 
 # How much each change asks of somebody, the least first; of what is counted in GB, more asks for more.
 EFFORTS: Mapping[Reason, float] = {
@@ -24,6 +37,7 @@ EFFORTS: Mapping[Reason, float] = {
     Reason.NOT_ENOUGH_GPU_MEMORY: 15.0,
     Reason.NOT_ENOUGH_DISK: 15.0,
     Reason.NODE_LOST: 20.0,
+    # Of each replica that has to stop, however many GPUs it has.
     Reason.NOT_ENOUGH_GPUS: 20.0,
     Reason.AGENT_OUTDATED: 20.0,
     # A label is a pin that somebody has meant.
@@ -36,12 +50,19 @@ EFFORTS: Mapping[Reason, float] = {
     Reason.NO_GPU: math.inf,
     Reason.WRONG_CLASS: math.inf,
 }
+# Of each replica that is on its way out anyway.
+WAIT_EFFORT = 2.0
+# A class that was meant, and is written otherwise.
+SPELLING_EFFORT = 4.0
 CLASS_EFFORT = 25.0
 REPAIR_EFFORT = 20.0
 NEW_NODE_EFFORT = 200.0
 
 # What stands for the fabric of a fleet that has none.
 NO_NAME = "NAME"
+
+# Nodes that ask for as much as the dearest of a group: of so many more it is looked at which have replicas in common.
+MOST_ALIKE = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,105 +97,192 @@ class Unlock:
 
 
 class _Plan(NamedTuple):
-    """What has to be done at one node."""
+    """What has to be done at one node. ``effort`` has that of each of ``stops`` in it: replicas that have to be gone,
+    which asks for no more where they are on other nodes too."""
 
     effort: float
     id: NodeId
     steps: tuple[Step, ...]
+    stops: Mapping[ReplicaId, float]
 
 
 class _Way(NamedTuple):
-    """A profile as it is, or written otherwise, and where: the nodes of one fabric, or (None) any node."""
+    """A profile as it is, or written otherwise. ``of_class``: the class is the profile's own, or that of its nodes."""
 
     need: Need
     edits: tuple[Step, ...]
+    effort: float
+    of_class: bool
 
 
-def find_unlock(model: Model, hosts: Sequence[Host], backing_off: Mapping[NodeId, float], now: float) -> Unlock | None:
+# A node with the least that there can be to do, before anybody has looked at what that is.
+_Near = tuple[float, NodeId, Host]
+
+
+def find_unlock(
+    model: Model,
+    hosts: Sequence[Host],
+    backing_off: Mapping[NodeId, float],
+    now: float,
+    *,
+    away: Mapping[NodeId, Standing] | None = None,
+) -> Unlock | None:
     """What to change so that ``place`` finds a place; None where the model has no profile to place.
 
     ``hosts`` are by id. Of changes that ask for as much, that of the profile which is tried first, then of the first
-    node.
+    node. ``away`` are nodes of which nothing but their names is known: to have them back comes before a new one.
     """
     classes = sorted({name for host in hosts for name in host.totals})
     blind = is_blind(hosts)
-    best: tuple[float, Unlock] | None = None
+    on: dict[str, set[NodeId]] = {}
+    for host in hosts:
+        for declared in host.node.fabrics:
+            on.setdefault(declared.name, set()).add(host.id)
+    best: Unlock | None = None
+    least = math.inf
     for profile in sorted(model.profiles, key=lambda profile: -profile.priority):
-        for written, edits in _write_classes(profile, classes):
-            for fabric in _find_fabrics(written, hosts):
-                need = Need(model=model, profile=written, backing_off=backing_off, now=now, fabric=fabric, blind=blind)
-                effort, unlock = _unlock(_Way(need, edits), hosts)
-                if best is None or effort < best[0]:
-                    best = effort, unlock
-    return best[1] if best is not None else None
+        fabrics: list[str | None] = [*(sorted(on) or [NO_NAME])] if profile.nodes > 1 else [None]
+        for written, edits, effort, of_class in _write_classes(profile, classes):
+            need = Need(model=model, profile=written, backing_off=backing_off, now=now, blind=blind)
+            ranked = _rank(need, hosts)
+            for fabric in fabrics:
+                on_it = need if fabric is None else replace(need, fabric=fabric)
+                near = iter(ranked) if fabric is None else _approach(ranked, fabric, on.get(fabric, set()))
+                found, unlock = _unlock(_Way(on_it, edits, effort, of_class), near, least)
+                if found < least:
+                    least, best = found, unlock
+    if best is not None and away:
+        return _bring_back(best, away, least)
+    return best
 
 
-def _write_classes(profile: Profile, classes: Sequence[str]) -> Iterator[tuple[Profile, tuple[Step, ...]]]:
+def _write_classes(profile: Profile, classes: Sequence[str]) -> Iterator[tuple[Profile, tuple[Step, ...], float, bool]]:
     """The profile for each class of GPU that there is: which is a change where it names another."""
-    if profile.gpus == 0 or not classes:
-        yield profile, ()
-        return
     free = profile.gpu_class in (None, ANY_CLASS)
-    if not free:
-        yield profile, ()
+    if profile.gpus == 0 or not classes or not free:
+        yield profile, (), 0.0, not free
+    if profile.gpus == 0:
+        return
     for name in classes:
         if free:
-            yield replace(profile, gpu_class=name), ()
+            yield replace(profile, gpu_class=name), (), 0.0, False
         elif name != profile.gpu_class:
             text = f"write gpu_class: {name} (there is {', '.join(classes)})"
             # Cards of another class make up for those of this one that are booked or full as well.
             edit = Step(text=text, reasons=(Reason.WRONG_CLASS, *_OF_FREE_GPUS), key="gpu_class", value=name)
-            yield replace(profile, gpu_class=name), (edit,)
+            meant = _spell(name) == _spell(profile.gpu_class or "")
+            yield replace(profile, gpu_class=name), (edit,), SPELLING_EFFORT if meant else CLASS_EFFORT, True
 
 
-def _find_fabrics(profile: Profile, hosts: Sequence[Host]) -> list[str | None]:
-    if profile.nodes == 1:
-        return [None]
-    return [*sorted({fabric.name for host in hosts for fabric in host.node.fabrics})] or [NO_NAME]
+def _spell(gpu_class: str) -> str:
+    """What is the same for those who write a class as it comes to mind: ``H100_80GB``."""
+    return "".join(filter(str.isalnum, gpu_class.lower())).removesuffix("b")
 
 
-def _unlock(way: _Way, hosts: Sequence[Host]) -> tuple[float, Unlock]:
-    need, edits = way
-    plans = _find_cheapest(need, hosts)
-    steps = [*edits, *(step for plan in plans for step in plan.steps)]
-    effort = CLASS_EFFORT * len(edits) + sum(plan.effort for plan in plans)
+def _rank(need: Need, hosts: Sequence[Host]) -> list[_Near]:
+    """The nodes at which there is less to do than to buy another, whatever their fabrics."""
+    near: list[_Near] = []
+    for host in hosts:
+        effort = _ask_at_least([reason for reason in find_reasons(need, host) if reason not in _OF_FABRICS], host)
+        if effort < NEW_NODE_EFFORT:
+            near.append((effort, host.id, host))
+    return sorted(near, key=itemgetter(0, 1))
+
+
+def _ask_at_least(reasons: Sequence[Reason], host: Host) -> float:
+    """What there is to do at a node never asks for less."""
+    room = [reason for reason in reasons if reason in _OF_ROOM]
+    rest = sum(EFFORTS[reason] for reason in reasons if reason not in _OF_ROOM)
+    if room and host.leaving:
+        return rest + WAIT_EFFORT
+    if Reason.NOT_ENOUGH_GPUS in room and Reason.NOT_ENOUGH_GPU_MEMORY in room:
+        # (cards that come free may have the memory)
+        room.remove(Reason.NOT_ENOUGH_GPU_MEMORY)
+    return rest + sum(EFFORTS[reason] for reason in room)
+
+
+def _approach(ranked: Sequence[_Near], fabric: str, declared: set[NodeId]) -> Iterator[_Near]:
+    """The same with what there is to do before they are on this fabric."""
+    down, far = EFFORTS[Reason.FABRIC_DOWN], EFFORTS[Reason.NO_FABRIC]
+    of_it = [
+        (effort if fabric in host.fabrics else effort + down, name, host)
+        for effort, name, host in ranked
+        if name in declared
+    ]
+    others = ((effort + far, name, host) for effort, name, host in ranked if name not in declared)
+    return merge(sorted(of_it, key=itemgetter(0, 1)), others, key=itemgetter(0, 1))
+
+
+def _unlock(way: _Way, near: Iterator[_Near], most: float) -> tuple[float, Unlock]:
+    """What has to be done and how much it asks: no other than the least where that is less than ``most``."""
+    need = way.need
+    plans = _find_cheapest(need, near, most - way.effort)
+    steps = [*way.edits, *(step for plan in plans for step in plan.steps)]
+    effort = way.effort + _sum_up(plans)
     lacking = need.profile.nodes - len(plans)
     if lacking:
-        steps.append(_add_nodes(need, lacking))
+        steps.append(_add_nodes(need, lacking, of_class=way.of_class or bool(plans)))
         effort += NEW_NODE_EFFORT * lacking
     steps = _merge(steps)
     return effort, Unlock(
-        text="; ".join(step.text for step in steps),
+        text="; ".join(dict.fromkeys(step.text for step in steps)),
         profile=need.profile.name,
         node=plans[0].id if need.profile.nodes == 1 and plans else None,
         steps=tuple(steps),
     )
 
 
-def _find_cheapest(need: Need, hosts: Sequence[Host]) -> list[_Plan]:
+def _find_cheapest(need: Need, near: Iterator[_Near], most: float) -> list[_Plan]:
     """The nodes that ask for the least, as many as are needed, or fewer where a new one asks for less."""
     wanted = need.profile.nodes
-    cheapest: list[_Plan] = []
-    reasons = {host.id: find_reasons(need, host) for host in hosts}
-    at_least = [(sum(EFFORTS[reason] for reason in reasons[host.id]), host.id, host) for host in hosts]
-    for effort, _, host in sorted(at_least, key=lambda each: each[:2]):
-        # (what there is to do at a node never asks for less than its reasons)
-        if effort >= (cheapest[-1].effort if len(cheapest) == wanted else NEW_NODE_EFFORT):
+    kept = wanted + MOST_ALIKE if wanted > 1 else 1
+    found: list[_Plan] = []
+    for effort, _, host in near:
+        dearest = found[wanted - 1].effort if len(found) >= wanted else NEW_NODE_EFFORT
+        if effort >= min(most, NEW_NODE_EFFORT) or effort > dearest or (effort == dearest and len(found) >= kept):
             break
-        plan = _plan(need, host, reasons[host.id])
+        plan = _plan(need, host)
         if plan is not None and plan.effort < NEW_NODE_EFFORT:
-            insort(cheapest, plan)
-            del cheapest[wanted:]
-    return cheapest
+            insort(found, plan, key=itemgetter(0, 1))
+            dearest = found[wanted - 1].effort if len(found) >= wanted else NEW_NODE_EFFORT
+            found = [plan for plan in found if plan.effort <= dearest][:kept]
+    return _group(found, wanted)
 
 
-def _plan(need: Need, host: Host, reasons: Iterable[Reason]) -> _Plan | None:
+def _group(plans: Sequence[_Plan], wanted: int) -> list[_Plan]:
+    """So many of them: where they have replicas in common, those that ask for less together."""
+    stops = Counter(replica for plan in plans for replica in plan.stops)
+    if len(plans) <= wanted or not stops or max(stops.values()) == 1:
+        return list(plans[:wanted])
+    groups = [_gather(first, plans, wanted) for first in plans]
+    return min(groups, key=lambda group: (_sum_up(group), [plan.id for plan in group]))
+
+
+def _gather(first: _Plan, plans: Sequence[_Plan], wanted: int) -> list[_Plan]:
+    group, rest = [first], [plan for plan in plans if plan is not first]
+    gone = set(first.stops)
+    while len(group) < wanted:
+        asks = [plan.effort - sum(plan.stops[each] for each in gone & plan.stops.keys()) for plan in rest]
+        following = rest.pop(asks.index(min(asks)))
+        gone |= following.stops.keys()
+        group.append(following)
+    return sorted(group, key=itemgetter(0, 1))
+
+
+def _sum_up(plans: Sequence[_Plan]) -> float:
+    """What they ask for together: a replica stops once."""
+    stops = {replica: effort for plan in plans for replica, effort in plan.stops.items()}
+    return sum(plan.effort - sum(plan.stops.values()) for plan in plans) + sum(stops.values())
+
+
+def _plan(need: Need, host: Host) -> _Plan | None:
     """All that has to be done at this node; None where it can't be done."""
     effort = 0.0
     steps: list[Step] = []
-    left = list(reasons)
-    of_gpus = [reason for reason in left if reason in _OF_FREE_GPUS]
-    for reason in left:
+    stops: dict[ReplicaId, float] = {}
+    reasons = find_reasons(need, host)
+    of_gpus = [reason for reason in reasons if reason in _OF_FREE_GPUS]
+    for reason in reasons:
         if reason not in of_gpus:
             cure = _CURES[reason](need, host)
         elif reason is of_gpus[0]:
@@ -183,9 +291,22 @@ def _plan(need: Need, host: Host, reasons: Iterable[Reason]) -> _Plan | None:
             continue
         if cure is None:
             return None
-        effort += cure[0]
-        steps += cure[1]
-    return _Plan(effort, host.id, tuple(steps))
+        effort += cure.effort
+        steps += cure.steps
+        stops |= cure.stops
+    return _Plan(effort + sum(stops.values()), host.id, tuple(steps), stops)
+
+
+def _bring_back(best: Unlock, away: Mapping[NodeId, Standing], least: float) -> Unlock:
+    """To have those back that nothing is known of, where that asks for less than ``best``."""
+    reason = Reason.NODE_SILENT if Standing.SILENT in away.values() else Reason.NODE_LOST
+    if least <= EFFORTS[reason]:
+        return best
+    names = sorted(away)
+    they, have = ("it has", names[0]) if len(names) == 1 else ("they have", None)
+    who = ", ".join(keep_few(list(map(str, names))))
+    text = f"wait for {who}, or bring back what does not come: {they} not come since the server started"
+    return Unlock(text=text, profile=best.profile, node=have, steps=(Step(text=text, reasons=(reason,), node=have),))
 
 
 def _merge(steps: Iterable[Step]) -> list[Step]:
@@ -209,12 +330,23 @@ def _asks_for(step: Step) -> float:
 
 # What to do about each reason: how much it asks, and the steps. Words are found for the few nodes that come near.
 
-_Cure = tuple[float, list[Step]]
+
+class _Cure(NamedTuple):
+    """How much it asks, without the replicas that have to be gone, and the steps."""
+
+    effort: float
+    steps: list[Step]
+    stops: Mapping[ReplicaId, float] = {}
+
+
 _OF_FREE_GPUS = (Reason.NOT_ENOUGH_GPUS, Reason.NOT_ENOUGH_GPU_MEMORY)
+_OF_FABRICS = (Reason.NO_FABRIC, Reason.FABRIC_DOWN)
+# What somebody gives back who goes.
+_OF_ROOM = (*_OF_FREE_GPUS, Reason.NOT_ENOUGH_MEMORY)
 
 
 def _do(reason: Reason, host: Host, text: str, more_effort: float = 0.0) -> _Cure:
-    return EFFORTS[reason] + more_effort, [Step(text=text, reasons=(reason,), node=host.id)]
+    return _Cure(EFFORTS[reason] + more_effort, [Step(text=text, reasons=(reason,), node=host.id)])
 
 
 def _bring_back_lost(need: Need, host: Host) -> _Cure:
@@ -271,6 +403,13 @@ def _free_memory(need: Need, host: Host) -> _Cure | None:
         of = f"{host.id} has {max(host.free_gb, 0.0):.4g} of {node.memory_gb:.4g} GB free"
         return _lower(Reason.NOT_ENOUGH_MEMORY, "min_memory_gb", need_gb, host.free_gb, of)
     gb = _round_up(need_gb - host.free_gb)
+    going = _find_going(host, gb)
+    if going:
+        reasons = (Reason.NOT_ENOUGH_MEMORY,)
+        waits = [
+            Step(text=_wait_for(replica), reasons=reasons, node=host.id, gb=host.leaving[replica]) for replica in going
+        ]
+        return _Cure(0.0, waits, dict.fromkeys(going, WAIT_EFFORT))
     held = [f"replicas have booked {host.booked_gb:.4g} GB"] if host.booked_gb else []
     held += [f"other programs hold {node.memory_foreign_gb:.4g} GB"] if node.memory_foreign_gb else []
     step = Step(
@@ -279,7 +418,21 @@ def _free_memory(need: Need, host: Host) -> _Cure | None:
         node=host.id,
         gb=gb,
     )
-    return EFFORTS[Reason.NOT_ENOUGH_MEMORY] + gb / 100, [step]
+    return _Cure(EFFORTS[Reason.NOT_ENOUGH_MEMORY] + gb / 100, [step])
+
+
+def _find_going(host: Host, gb: float) -> list[ReplicaId]:
+    """The fewest that are on their way out and give back so much memory; none where all together don't."""
+    going: list[ReplicaId] = []
+    for replica, size in sorted(host.leaving.items(), key=lambda each: (-each[1], each[0])):
+        if gb > CRUMB_GB:
+            going.append(replica)
+            gb -= size
+    return going if gb <= CRUMB_GB else []
+
+
+def _wait_for(replica: ReplicaId) -> str:
+    return f"wait until {replica} has stopped"
 
 
 def _free_disks(need: Need, host: Host) -> _Cure | None:
@@ -287,7 +440,7 @@ def _free_disks(need: Need, host: Host) -> _Cure | None:
     disks = small_disks(need_gb, host)
     if not disks:
         text = f"take min_disk_gb out ({host.id} reports no disk)"
-        return 2 * CLASS_EFFORT, [Step(text=text, reasons=(reason,), key="min_disk_gb")]
+        return _Cure(2 * CLASS_EFFORT, [Step(text=text, reasons=(reason,), key="min_disk_gb")])
     fullest = min(disks, key=lambda disk: disk.free_gb)
     if any(need_gb > disk.total_gb + CRUMB_GB for disk in disks):
         of = f"{host.id} has {fullest.free_gb:.4g} of {fullest.total_gb:.4g} GB free at {fullest.path}"
@@ -297,7 +450,7 @@ def _free_disks(need: Need, host: Host) -> _Cure | None:
         f"{_round_up(need_gb - disk.free_gb):g} GB at {disk.path}" for disk in sorted(disks, key=lambda disk: disk.path)
     )
     step = Step(text=f"free {where} on {host.id}", reasons=(reason,), node=host.id, gb=gb)
-    return EFFORTS[reason] + gb / 100, [step]
+    return _Cure(EFFORTS[reason] + gb / 100, [step])
 
 
 def _lower(reason: Reason, key: str, need_gb: float, have_gb: float, of: str) -> _Cure | None:
@@ -306,7 +459,7 @@ def _lower(reason: Reason, key: str, need_gb: float, have_gb: float, of: str) ->
     if value <= 0:
         return None
     step = Step(text=f"lower {key} to {value:g} ({of})", reasons=(reason,), key=key, value=value)
-    return CLASS_EFFORT + 300.0 * (1 - value / need_gb), [step]
+    return _Cure(CLASS_EFFORT + 300.0 * (1 - value / need_gb), [step])
 
 
 def _free_gpus(need: Need, host: Host, reasons: Sequence[Reason]) -> _Cure | None:
@@ -315,48 +468,103 @@ def _free_gpus(need: Need, host: Host, reasons: Sequence[Reason]) -> _Cure | Non
     large = [gpu for gpu in gpus if gpu.memory_gb + CRUMB_GB >= needs_gb(need, gpu)]
     if len(large) < need.gpus:
         return _lower_gpu_memory(need, host)
+    full = {gpu.uuid: gb for gpu in large if (gb := needs_gb(need, gpu) - spare_gb(gpu)) > CRUMB_GB}
+    # To make room on several cards asks for one look at the node; and where others do, it need not be made at all.
+    choices = [_choose(host, large, need.gpus, full, first_gb=first) for first in (0.0, EFFORTS[_OF_FREE_GPUS[1]])]
+    chosen, effort, stops = min(choices, key=lambda choice: choice.effort + sum(choice.stops.values()))
+    return _Cure(effort, _free_chosen(need, host, chosen, reasons), stops)
+
+
+class _Choice(NamedTuple):
+    gpus: list[Gpu]
+    effort: float
+    stops: Mapping[ReplicaId, float]
+
+
+def _choose(host: Host, gpus: Sequence[Gpu], count: int, full: Mapping[str, float], *, first_gb: float) -> _Choice:
+    """So many of these GPUs, and how much it asks to have them. ``full`` is what they lack of memory, each for
+    ``first_gb`` and what the size of it adds."""
+
+    def ask(gpu: Gpu) -> float:
+        room = first_gb + full[gpu.uuid] / 100 if gpu.uuid in full else 0.0
+        return room + _ask_repair(gpu)
+
+    # What comes free together: all that a replica has, or a card.
+    lots: dict[str, list[Gpu]] = {}
+    for gpu in sorted(gpus, key=lambda gpu: (ask(gpu), gpu.index)):
+        lots.setdefault(host.booked.get(gpu.uuid, gpu.uuid), []).append(gpu)
+
+    def ask_lot(name: str, lacking: int) -> float:
+        return sum(map(ask, lots[name][:lacking])) + _ask_stop(host, lots[name][0])
+
+    taken: list[str] = []
+    lacking = count
+    while lacking > 0:
+
+        def judge(name: str, lacking: int = lacking) -> tuple[object, ...]:
+            # Of replicas that hold enough the smallest, else the largest: as few as can be have to go.
+            size = len(lots[name])
+            each = ask_lot(name, lacking) / min(size, lacking)
+            return each, size < lacking, size if size >= lacking else -size, lots[name][0].index
+
+        taken.append(min((name for name in lots if name not in taken), key=judge))
+        lacking -= len(lots[taken[-1]])
+    for name in sorted(taken, key=lambda name: -ask_lot(name, count)):
+        others = [other for other in taken if other != name]
+        if sum(len(lots[other]) for other in others) >= count:
+            taken = others
+    chosen = sorted((gpu for name in taken for gpu in lots[name]), key=lambda gpu: (ask(gpu), gpu.index))[:count]
+    lack = [full[gpu.uuid] for gpu in chosen if gpu.uuid in full]
+    effort = sum(map(_ask_repair, chosen)) + (EFFORTS[Reason.NOT_ENOUGH_GPU_MEMORY] + sum(lack) / 100 if lack else 0.0)
+    stops = {host.booked[gpu.uuid]: _ask_stop(host, gpu) for gpu in chosen if gpu.uuid in host.booked}
+    return _Choice(chosen, effort, stops)
+
+
+def _ask_repair(gpu: Gpu) -> float:
+    return REPAIR_EFFORT * ((gpu.broken is not None) + (gpu.mig is not None))
+
+
+def _ask_stop(host: Host, gpu: Gpu) -> float:
+    """How much it asks that whoever has this GPU goes."""
+    holder = host.booked.get(gpu.uuid)
+    if holder is None:
+        return 0.0
+    return WAIT_EFFORT if holder in host.leaving else EFFORTS[Reason.NOT_ENOUGH_GPUS]
+
+
+def _free_chosen(need: Need, host: Host, chosen: Sequence[Gpu], reasons: Sequence[Reason]) -> list[Step]:
     ready = {gpu.uuid for gpu in host.free}
-    lacking = need.gpus - sum(gpu.uuid in ready for gpu in large)
-    holds = Counter(host.booked[gpu.uuid] for gpu in large if gpu.uuid in host.booked)
-
-    def ask(gpu: Gpu) -> tuple[object, ...]:
-        holder = host.booked.get(gpu.uuid)
-        size = holds[holder] if holder is not None else 0
-        # Of replicas that hold enough the smallest, else the largest: as few as can be have to go.
-        return _ask_of(need, host, gpu), size < lacking, size if size >= lacking else -size, holder or "", gpu.index
-
-    chosen = sorted(large, key=ask)[: need.gpus]
-    taken = [gpu for gpu in chosen if gpu.uuid not in ready]
     full = [gpu for gpu in chosen if spare_gb(gpu) + CRUMB_GB < needs_gb(need, gpu)]
-    steps = [_free_card(need, host, gpu) for gpu in full]
+    told = tuple(reasons) if not full else (Reason.NOT_ENOUGH_GPUS,)
+    steps: list[Step] = []
+    going: dict[ReplicaId, list[Gpu]] = {}
+    taken: list[Gpu] = []
+    for gpu in chosen:
+        holder = host.booked.get(gpu.uuid)
+        if holder is not None and holder in host.leaving:
+            going.setdefault(holder, []).append(gpu)
+        if gpu.uuid not in ready and (holder not in going or _ask_repair(gpu)):
+            taken.append(gpu)
+    for replica, gpus in sorted(going.items()):
+        steps.append(Step(text=_wait_for(replica), reasons=told, node=host.id, gpus=_uuids(gpus)))
     if taken:
-        told = tuple(reasons) if not full else (Reason.NOT_ENOUGH_GPUS,)
-        steps.insert(0, Step(text=_tell_taken(host, taken), reasons=told, node=host.id, gpus=_uuids(taken)))
-    least = sum(EFFORTS[reason] for reason in reasons)
-    return max(least, sum(_ask_of(need, host, gpu) for gpu in chosen)), steps
-
-
-def _ask_of(need: Need, host: Host, gpu: Gpu) -> float:
-    """How much it asks to have this GPU."""
-    lacking_gb = needs_gb(need, gpu) - spare_gb(gpu)
-    effort = EFFORTS[Reason.NOT_ENOUGH_GPU_MEMORY] + lacking_gb / 100 if lacking_gb > CRUMB_GB else 0.0
-    effort += EFFORTS[Reason.NOT_ENOUGH_GPUS] if gpu.uuid in host.booked else 0.0
-    return effort + REPAIR_EFFORT * ((gpu.broken is not None) + (gpu.mig is not None))
+        steps.append(Step(text=_tell_taken(host, taken), reasons=told, node=host.id, gpus=_uuids(taken)))
+    return [*steps, *(_free_card(need, host, gpu) for gpu in full)]
 
 
 def _tell_taken(host: Host, taken: Sequence[Gpu]) -> str:
     holders = Counter(host.booked[gpu.uuid] for gpu in taken if gpu.uuid in host.booked)
-    told = [f"{replica} holds {count}" for replica, count in sorted(holders.items())]
+    told = [f"{replica} holds {count}" for replica, count in sorted(holders.items()) if replica not in host.leaving]
     for gpu in sorted(taken, key=lambda gpu: gpu.index):
-        told += [f"{shorten(gpu.uuid)} is broken ({gpu.broken})"] if gpu.broken is not None else []
-        told += [f"{shorten(gpu.uuid)} is cut into instances"] if gpu.mig is not None else []
+        told += [f"{shorten(gpu, host)} is broken ({gpu.broken})"] if gpu.broken is not None else []
+        told += [f"{shorten(gpu, host)} is cut into instances"] if gpu.mig is not None else []
     more = "1 more free GPU" if len(taken) == 1 else f"{len(taken)} more free GPUs"
     return f"{host.id} needs {more}: {', '.join(told)}"
 
 
 def _free_card(need: Need, host: Host, gpu: Gpu) -> Step:
     gb = min(_round_up(needs_gb(need, gpu) - spare_gb(gpu)), sum(use.memory_gb for use in gpu.foreign))
-    text = f"free {gb:.4g} GB on {host.id}'s {shorten(gpu.uuid)} ({tell_foreign(gpu)})"
+    text = f"free {gb:.4g} GB on {host.id}'s {shorten(gpu, host)} ({tell_foreign(gpu)})"
     return Step(text=text, reasons=(Reason.NOT_ENOUGH_GPU_MEMORY,), node=host.id, gpus=(gpu.uuid,), gb=gb)
 
 
@@ -379,11 +587,11 @@ def _round_up(gb: float) -> float:
     return math.ceil(gb * 10 - CRUMB_GB) / 10
 
 
-def _add_nodes(need: Need, count: int) -> Step:
+def _add_nodes(need: Need, count: int, *, of_class: bool) -> Step:
     profile = need.profile
     has = [f"the engine {profile.engine}"]
     if need.gpus:
-        of = f" of class {need.gpu_class}" if need.gpu_class is not None else ""
+        of = f" of class {need.gpu_class}" if of_class and need.gpu_class is not None else ""
         room = f" with {profile.gpu_memory_gb:g} GB" if profile.gpu_memory_gb is not None else ""
         has.append(f"{count_gpus(need.gpus)}{of}{room}")
     has += [f"{profile.min_memory_gb:g} GB of memory"] if profile.min_memory_gb is not None else []

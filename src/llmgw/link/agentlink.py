@@ -112,7 +112,9 @@ class AgentLink:
         trunks: TrunksOf,
         pace: Pace,
         words: SparingLog,
+        replace_after_seconds: float | None = None,
     ) -> None:
+        """``replace_after_seconds``: what the agent is told of that; None: nothing."""
         self.node = proven.node
         self.serial = proven.serial
         self._peer = proven.peer
@@ -122,6 +124,7 @@ class AgentLink:
         self._trunks = trunks
         self._pace = pace
         self._words = words
+        self._replace_after_seconds = replace_after_seconds
         self._talk = trio.CancelScope()
         self._code: str | None = None
         self._reason: str | None = None
@@ -194,8 +197,13 @@ class AgentLink:
         claim = session.claim
         what = f"llmgw {claim.version}, protocol {claim.protocol}"
         self._say(logging.INFO, f"node {self.node} is connected from {self._peer} ({what})")
-        lease_seconds = self._sessions.lease_seconds
-        self._line.send(encode(Welcome(protocol=claim.protocol, session=session.token, lease_seconds=lease_seconds)))
+        welcome = Welcome(
+            protocol=claim.protocol,
+            session=session.token,
+            lease_seconds=self._sessions.lease_seconds,
+            replace_after_seconds=self._replace_after_seconds,
+        )
+        self._line.send(encode(welcome))
         await self._hear(session)
 
     # -- who is it

@@ -79,11 +79,14 @@ class Server(Protocol):
 class Session:
     """One control link that the server has welcomed."""
 
-    __slots__ = ("asked_whole", "desire", "ending", "given", "line", "registered", "token", "why")
+    __slots__ = ("asked_whole", "desire", "ending", "give_up_seconds", "given", "line", "registered", "token", "why")
 
-    def __init__(self, line: Line, token: str) -> None:
+    def __init__(self, line: Line, welcome: Welcome) -> None:
         self.line = line
-        self.token = token
+        self.token = welcome.session
+        after_seconds = welcome.replace_after_seconds
+        # The lease runs before that, from the last word that the server heard.
+        self.give_up_seconds = None if after_seconds is None else welcome.lease_seconds + after_seconds
         self.registered = False
         # What is to run, as far as the server has said, and the revision that the tree was given last.
         self.desire: Desire | None = None
@@ -118,6 +121,7 @@ class Dialer:
         self._run = run or secrets.token_hex(8)
         self._dials = 0
         self._session: Session | None = None
+        self._give_up_seconds: float | None = None
         self._why = "it is not connected yet"
         # Whose desired set was handed out last: revisions count from anew with each server.
         self._told: Session | None = None
@@ -175,6 +179,16 @@ class Dialer:
         except WireError as error:
             # A driver may say anything. What was said before goes on to count, and so does what is said next.
             self._unsaid.say(error.message)
+
+    async def wait_open(self) -> None:
+        """Until there is a link that the node can register over."""
+        await self._wait(self._find_welcomed)
+
+    @property
+    def give_up_seconds(self) -> float | None:
+        """How long after the last word from here the server may give up what runs on several nodes, as the last one
+        that was here has said; None where it does not say."""
+        return self._give_up_seconds
 
     async def wait_lost(self) -> None:
         """Until the link that the node is registered over is gone: then it is to register again, at once."""
@@ -242,6 +256,7 @@ class Dialer:
             async with trio.open_nursery() as nursery:
                 session = await self._enter(nursery)
                 before, self._session = self._session, session
+                self._give_up_seconds = session.give_up_seconds
                 self._tell_change()
                 log.info("connected to the server at %s", self._server.name)
                 task_status.started(session)
@@ -277,8 +292,8 @@ class Dialer:
         with trio.move_on_after(self._pace.welcome):
             answer = decode_from_server(await line.receive())
         match answer:
-            case Welcome(protocol=protocol, session=token) if protocol == PROTOCOL:
-                return Session(line, token)
+            case Welcome(protocol=protocol) as welcome if protocol == PROTOCOL:
+                return Session(line, welcome)
             case Welcome(protocol=protocol):
                 raise DialFailed(f"{name} speaks protocol {protocol}, this agent {PROTOCOL}: upgrade the older one")
             case Refused(code=code, reason=reason):

@@ -55,6 +55,7 @@ class AgentPort:
         trunks: Trunks,
         reactor: Reactor,
         lease_seconds: float,
+        replace_after_seconds: float | None,
         pace: Pace,
         counters: Counters,
     ) -> None:
@@ -70,6 +71,7 @@ class AgentPort:
             pace=pace,
             on_look=self._sweep,
             on_lost=self._forget_serials,
+            replace_after_seconds=replace_after_seconds,
         )
         self._refusals = Refusals()
         self._refused = counters.counter(
@@ -88,6 +90,10 @@ class AgentPort:
     def set_lease(self, seconds: float) -> None:
         """How long a node counts as there without a word, from here on; agents that are connected were told the old."""
         self.presence.set_lease(seconds)
+
+    def set_replace_after(self, seconds: float) -> None:
+        """How long after its lease what a node runs is placed anew; agents that are connected were told the old."""
+        self.presence.set_replace_after(seconds)
 
     def let_go(self, node: NodeId, reason: str) -> None:
         """End the node's link, if it has one."""
@@ -277,6 +283,7 @@ async def serve_agents(
     trunks: Trunks,
     reactor: Reactor,
     lease_seconds: float,
+    replace_after_seconds: float | None = None,
     pace: Pace | None = None,
     counters: Counters | None = None,
     task_status: trio.TaskStatus[AgentPort] = trio.TASK_STATUS_IGNORED,
@@ -293,6 +300,7 @@ async def serve_agents(
         trunks=trunks,
         reactor=reactor,
         lease_seconds=lease_seconds,
+        replace_after_seconds=replace_after_seconds,
         pace=pace or Pace(),
         counters=counters or Counters(),
     )

@@ -63,13 +63,18 @@ class Presence:
         make_token: Callable[[], str] = secrets.token_hex,
         on_look: Callable[[], None] = lambda: None,
         on_lost: Callable[[NodeId], None] = lambda node: None,
+        replace_after_seconds: float | None = None,
     ) -> None:
-        """``on_look`` is called at each look at who is silent, ``on_lost`` when a lease is over."""
+        """``on_look`` is called at each look at who is silent, ``on_lost`` when a lease is over.
+
+        ``replace_after_seconds``: what agents are told of that; None: nothing.
+        """
         self._agents = agents
         self._trunks = trunks
         self._pace = pace
         self._on_look = on_look
         self._on_lost = on_lost
+        self._replace_after_seconds = replace_after_seconds
         self._gone = trio.Event()
         self._sessions = Sessions(lease_seconds=lease_seconds, make_token=make_token, on_gone=self._note_gone)
         self._words = SparingLog(summary="%d more lines about the links of node %s within %g s; the last: %s")
@@ -96,6 +101,10 @@ class Presence:
     def set_lease(self, seconds: float) -> None:
         """How long a node counts as there without a word, from here on; agents that are connected were told the old."""
         self._sessions.lease_seconds = seconds
+
+    def set_replace_after(self, seconds: float) -> None:
+        """How long after its lease what a node runs is placed anew; agents that are connected were told the old."""
+        self._replace_after_seconds = seconds
 
     def refuse_token(self, node: NodeId, token: str) -> str | None:
         """Why a trunk of ``node`` that presents ``token`` is refused; None when it is right."""
@@ -135,6 +144,7 @@ class Presence:
             trunks=self._trunks,
             pace=self._pace,
             words=self._words,
+            replace_after_seconds=self._replace_after_seconds,
         )
         if revoked is not None:
             link.cut("revoked", revoked)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -26,6 +27,8 @@ SEEN_SECONDS = 600.0
 STORE_SECONDS = 2.0
 # Of the last so many words of a node the quickest one tells what its clock is.
 CLOCK_LOOKS = 4
+# What a node says so soon after its link's return it may have said while nobody heard it.
+QUEUED_SECONDS = 6.0
 
 
 class NodeStore(Protocol):
@@ -56,6 +59,7 @@ class FleetAgents:
         self._seen_at: dict[NodeId, float] = {}
         self._down: dict[NodeId, Mapping[str, str]] = {}
         self._clocks: dict[NodeId, deque[float]] = {}
+        self._back_at: dict[NodeId, float] = {}
         self.skews: dict[NodeId, float] = {}
         self._registered = counters.counter(
             "llmgw_node_registrations_total", "Registrations: an agent's start, or its link's return.", ("node",)
@@ -76,6 +80,7 @@ class FleetAgents:
         """It was removed: nothing of it is remembered before it registers again."""
         self._seen_at.pop(node, None)
         self._down.pop(node, None)
+        self._back_at.pop(node, None)
         self._clocks.pop(node, None)
         self.skews.pop(node, None)
 
@@ -91,7 +96,9 @@ class FleetAgents:
             case NodeRegistered(node=node):
                 self._registered.bump(node.id)
                 # What it says it may have looked at long before there was a link to say it over.
+                self._back_at[node.id] = trio.current_time()
                 self._clocks.pop(node.id, None)
+                self.skews.pop(node.id, None)
                 self._look_at_fabrics(node)
                 await self._see(node.id, now)
             case NodeReported(node=node):
@@ -107,7 +114,8 @@ class FleetAgents:
                 self._lost.bump(name)
 
     def _look_at_clock(self, node: Node, now: float) -> None:
-        if node.clock is not None:
+        fresh = trio.current_time() >= self._back_at.get(node.id, -math.inf) + QUEUED_SECONDS
+        if node.clock is not None and fresh:
             # A word that was long on its way makes a clock seem slow, and none makes it seem fast.
             recent = self._clocks.setdefault(node.id, deque(maxlen=CLOCK_LOOKS))
             recent.append(node.clock - now)

@@ -37,6 +37,7 @@ class Cluster:
     credentials: Credentials[ssl.SSLContext]
     revoked: Path
     lease_seconds: float
+    replace_after_seconds: float
     counters: Counters
     # called when a node can be reached that could not
     stir: Callable[[], None]
@@ -55,6 +56,7 @@ class Cluster:
             trunks=trunks,
             reactor=reactor,
             lease_seconds=self.lease_seconds,
+            replace_after_seconds=self.replace_after_seconds,
             counters=self.counters,
         )
         self.port = await edge.start(agents)
@@ -73,6 +75,12 @@ class Cluster:
         self.lease_seconds = seconds
         if self.port is not None:
             self.port.set_lease(seconds)
+
+    def set_replace_after(self, seconds: float) -> None:
+        """How long after its lease what a node runs is placed anew, as agents are told from here on."""
+        self.replace_after_seconds = seconds
+        if self.port is not None:
+            self.port.set_replace_after(seconds)
 
     def let_go(self, node: NodeId) -> None:
         """End the link of a node that was removed: else it would talk on, and nobody would hear it."""

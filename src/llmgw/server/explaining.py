@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from llmgw.admin.views import DecisionView, ExplanationView
-from llmgw.config.definition import Definition
-from llmgw.core.fleet import Fleet
-from llmgw.core.hosts import Host
-from llmgw.core.model import Model, launch_facts
+from llmgw.core.fleet import STOPPING_SECONDS, Fleet
+from llmgw.core.hosts import Host, Standing
+from llmgw.core.model import Model, ModelName, launch_facts
+from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, NodeStatistics
-from llmgw.core.placement import Explanation, explain
-from llmgw.core.replica import Replica, ReplicaId, ShardState
+from llmgw.core.placement import NOBODY, Explanation, Placement, Rejected, explain, place
+from llmgw.core.replica import Replica, ReplicaId, ShardState, replica_id
 from llmgw.core.trace import Decision
 from llmgw.server.looking import view_replicas
 
@@ -29,21 +30,95 @@ def explain_model(fleet: Fleet, model: Model, explanation: Explanation, now: flo
     )
 
 
-def explain_written(definition: Definition, fleet: FleetStatistics, held_up: str | None, now: float) -> ExplanationView:
-    """Of one that is only written, as if it stood in the catalog, in the place of the model of its name if there is
-    one: replicas that it would not launch itself have stopped, and what failed before is forgotten."""
-    model = definition.model
-    stops = _find_stops(model, fleet)
-    hosts = [_without(each, stops) for each in fleet.nodes]
-    return ExplanationView(
-        explanation=explain(model, hosts, {}, now),
-        wanted=model.scaling.min,
-        most=model.scaling.max,
-        what_if=True,
-        replicas=tuple(each for each in view_replicas(fleet, now) if each.model == model.name),
-        stops=tuple(sorted(stops)),
-        held_up=held_up,
-    )
+def explain_written(
+    models: Sequence[Model],
+    fleet: FleetStatistics,
+    now: float,
+    *,
+    away: Mapping[NodeId, Standing] = NOBODY,
+    held_up: str | None = None,
+) -> tuple[ExplanationView, ...]:
+    """Of models that are only written, as if they stood in the catalog, in the place of those of their names that there
+    are: what they would not launch themselves has stopped, and what failed before is forgotten. Each of them comes
+    after those before it have got the replicas that they ask for."""
+    stops = {model.name: _find_stops(model, fleet) for model in models}
+    gone = frozenset[ReplicaId]().union(*stops.values())
+    hosts = {each.node.id: _without(each, gone, now) for each in fleet.nodes}
+    running = view_replicas(fleet, now)
+    views: list[ExplanationView] = []
+    for model in models:
+        explanation = explain(model, list(hosts.values()), {}, now, away=away)
+        theirs = tuple(each for each in running if each.model == model.name)
+        taken = {each.replica for each in theirs if each.replica not in gone and each.state != ShardState.ENDED}
+        missing = max(model.scaling.min - len(taken), 0)
+        views.append(
+            ExplanationView(
+                explanation=explanation,
+                wanted=model.scaling.min,
+                most=model.scaling.max,
+                what_if=True,
+                replicas=theirs,
+                stops=tuple(sorted(stops[model.name])),
+                missing=missing,
+                places=_fill(hosts, model, explanation.placement, missing, taken),
+                held_up=held_up,
+            )
+        )
+    return tuple(views)
+
+
+def _fill(
+    hosts: dict[NodeId, Host],
+    model: Model,
+    first: Placement | None,
+    missing: int,
+    taken: Collection[str],
+) -> int:
+    """Book so many replicas one after the other, as far as they find a place; how many did."""
+    names = (name for number in itertools.count(1) if (name := replica_id(model.name, number)) not in taken)
+    verdict: Placement | Rejected | None = first
+    for count in range(missing):
+        if not isinstance(verdict, Placement):
+            return count
+        _book(hosts, model.name, verdict, next(names))
+        if count + 1 < missing:
+            verdict = place(model, list(hosts.values()), {}, 0.0)
+    return missing
+
+
+def _book(hosts: dict[NodeId, Host], name: ModelName, placement: Placement, replica: ReplicaId) -> None:
+    for shard in placement.shards:
+        host = hosts[shard.node]
+        hosts[shard.node] = replace(
+            host,
+            booked_gb=host.booked_gb + (placement.profile.min_memory_gb or 0.0),
+            booked={**host.booked, **dict.fromkeys(shard.gpus or (), replica)},
+            replicas={**host.replicas, name: host.replicas.get(name, 0) + 1},
+        )
+
+
+def see_hosts(fleet: FleetStatistics, now: float) -> list[Host]:
+    """The nodes as placement sees them, with what is on its way out told as such."""
+    return [_see(each, now) for each in fleet.nodes]
+
+
+def _see(each: NodeStatistics, now: float) -> Host:
+    leaving: dict[ReplicaId, float] = {}
+    for replica in each.replicas:
+        for shard in replica.shards:
+            # What has not ended by then may never.
+            going = shard.state is ShardState.STOPPING and now < shard.since + STOPPING_SECONDS
+            if shard.spec.node == each.node.id and going:
+                leaving[replica.id] = leaving.get(replica.id, 0.0) + (shard.spec.profile.min_memory_gb or 0.0)
+    return replace(each.host, leaving=leaving) if leaving else each.host
+
+
+def find_away(fleet: FleetStatistics, seen: Collection[NodeId]) -> Mapping[NodeId, Standing]:
+    """Of the nodes that were here before this start those that have not come since."""
+    here = {each.node.id for each in fleet.nodes}
+    return {
+        node: Standing.LOST if node in fleet.absent else Standing.SILENT for node in sorted(seen) if node not in here
+    }
 
 
 def view_decisions(decisions: Iterable[Decision], now: float) -> tuple[DecisionView, ...]:
@@ -74,12 +149,12 @@ def _find_stops(model: Model, fleet: FleetStatistics) -> frozenset[ReplicaId]:
     )
 
 
-def _without(each: NodeStatistics, stopped: frozenset[ReplicaId]) -> Host:
+def _without(each: NodeStatistics, stopped: frozenset[ReplicaId], now: float) -> Host:
     """The node, once these have stopped and given back what was booked for them."""
     gone = [replica for replica in each.replicas if replica.id in stopped and _is_booked(replica, each)]
+    host = _see(each, now)
     if not gone:
-        return each.host
-    host = each.host
+        return host
     counts = dict(host.replicas)
     for replica in gone:
         counts[replica.model] = counts.get(replica.model, 0) - 1
@@ -87,6 +162,7 @@ def _without(each: NodeStatistics, stopped: frozenset[ReplicaId]) -> Host:
         host,
         booked_gb=host.booked_gb - sum(replica.shard.profile.min_memory_gb or 0.0 for replica in gone),
         booked={uuid: replica for uuid, replica in host.booked.items() if replica not in stopped},
+        leaving={replica: gb for replica, gb in host.leaving.items() if replica not in stopped},
         replicas={name: count for name, count in counts.items() if count > 0},
     )
 

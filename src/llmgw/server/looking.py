@@ -21,8 +21,8 @@ from llmgw.admin.views import (
     ShardView,
     StoreView,
 )
-from llmgw.core.node import Node, NodeId
-from llmgw.core.picture import FleetStatistics, ModelStatistics
+from llmgw.core.node import FAKE_TROUBLE, NodeId
+from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import Replica, Shard, ShardState
 from llmgw.engines.registry import Engine, Found
@@ -190,7 +190,7 @@ def _tell_reasons(name: str, verdict: Rejected) -> str:
 
 
 def find_concerns(
-    nodes: Iterable[NodeView], machines: Mapping[NodeId, Node], models: Iterable[ModelView]
+    nodes: Iterable[NodeView], machines: Mapping[NodeId, NodeStatistics], models: Iterable[ModelView]
 ) -> list[Concern]:
     """What an operator should look at. No figures that always move: they are no news to whoever watches."""
     found = [
@@ -206,17 +206,18 @@ def find_concerns(
     return found
 
 
-def _concerns_of(view: NodeView, node: Node | None) -> Iterator[str]:
+def _concerns_of(view: NodeView, each: NodeStatistics | None) -> Iterator[str]:
     if view.state is NodeState.SILENT:
         yield "silent: its link is down"
     elif view.state is NodeState.LOST:
         yield "lost: not heard for longer than its lease"
-    elif node is not None:
+    elif each is not None:
         # (what one that is away said last may be mended by now)
-        yield from find_ailments(node, view.clock_skew_seconds)
-    for each in view.engines or ():
-        if each.broken is not None:
-            yield f"{each.engine} can't be used ({' '.join(each.program)}): {each.broken}"
+        yield from find_ailments(each, view.clock_skew_seconds)
+        yield from (line for line in each.node.warnings if line.startswith(FAKE_TROUBLE))
+    for found in view.engines or ():
+        if found.broken is not None:
+            yield f"{found.engine} can't be used ({' '.join(found.program)}): {found.broken}"
 
 
 def concerns_of_store(store: StoreView) -> Iterator[Concern]:

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from llmgw.admin.views import BrakeView, ClassView, FabricView, GpuView, NodeState, NodeView
 from llmgw.core.hosts import Host, Standing
-from llmgw.core.node import Gpu, Node, NodeId
+from llmgw.core.node import Gpu, NodeId
 from llmgw.core.picture import FleetStatistics, NodeStatistics
 from llmgw.core.replica import ShardState
 
@@ -97,6 +97,7 @@ def _view_node(
         labels=_own_words(kept),
         peer=link.peer if link else None,
         heard_seconds_ago=_heard_ago(link, kept, wall),
+        heard_before_start=True if link is None and kept is not None and kept.last_seen is not None else None,
         protocol=link.protocol if link else None,
         version=link.version if link else None,
         trunks=link.trunks if link else None,
@@ -118,13 +119,14 @@ def _view_node(
         cores=node.cores,
         memory_gb=node.memory_gb,
         memory_available_gb=node.memory_available_gb,
+        memory_free_gb=max(host.free_gb, 0.0),
         memory_booked_gb=host.booked_gb,
         memory_foreign_gb=node.memory_foreign_gb,
         disks=node.disks or None,
         engines=node.engines,
         replicas=living(each),
     )
-    return replace(view, warnings=(*node.warnings, *find_ailments(node, view.clock_skew_seconds)) or None)
+    return replace(view, warnings=(*node.warnings, *find_ailments(each, view.clock_skew_seconds)) or None)
 
 
 def _judge_node(
@@ -188,17 +190,44 @@ def living(each: NodeStatistics) -> tuple[str, ...]:
     )
 
 
-def find_ailments(node: Node, skew_seconds: float | None) -> Iterator[str]:
-    """What of a machine somebody has to mend. No figures that always move."""
-    for gpu in node.gpus or ():
+def find_ailments(each: NodeStatistics, skew_seconds: float | None) -> Iterator[str]:
+    """What of a machine somebody has to mend, and which replicas that concerns. No figures that always move."""
+    booked, gpus = each.host.booked, each.node.gpus
+    for gpu in gpus or ():
         if gpu.broken is not None:
-            yield f"GPU {gpu.index} ({gpu.uuid}) can't be used: {gpu.broken}"
-    for fabric in node.fabrics:
-        if fabric.down is not None:
-            yield f"fabric {fabric.name} is out of service: {fabric.down}"
+            holder = f" ({booked[gpu.uuid]} has it)" if gpu.uuid in booked else ""
+            yield f"GPU {gpu.index} ({gpu.uuid}) can't be used: {gpu.broken}{holder}"
+    if gpus is not None:
+        there = {gpu.uuid for gpu in gpus}
+        for uuid, replica in sorted(booked.items()):
+            if uuid not in there:
+                yield f"{uuid} is gone: {replica} has it, and the node no longer reports it"
+    yield from _find_down(each)
     if skew_seconds is not None and abs(skew_seconds) > SKEW_SECONDS:
         where = "ahead of" if skew_seconds > 0 else "behind"
         yield f"its clock is more than {SKEW_SECONDS:g} s {where} the server's: have both set by NTP"
+
+
+def _find_down(each: NodeStatistics) -> Iterator[str]:
+    """The fabrics that are out of service here, whether or not anything needs them, and those that are gone from under
+    a replica."""
+    needed: dict[str, list[str]] = {}
+    for replica in each.replicas:
+        for shard in replica.shards:
+            if (
+                shard.spec.node == each.node.id
+                and shard.state is not ShardState.ENDED
+                and shard.spec.fabric is not None
+            ):
+                needed.setdefault(shard.spec.fabric, []).append(replica.id)
+    reasons = {fabric.name: fabric.down for fabric in each.node.fabrics if fabric.down is not None}
+    for name in needed:
+        if name not in reasons and name not in each.host.fabrics:
+            declared = any(fabric.name == name for fabric in each.node.fabrics)
+            reasons[name] = "it has no address here" if declared else "it is no longer declared here"
+    for name, why in reasons.items():
+        over = f" ({', '.join(dict.fromkeys(needed[name]))} runs over it)" if name in needed else ""
+        yield f"fabric {name} is out of service: {why}{over}"
 
 
 # The whole in numbers

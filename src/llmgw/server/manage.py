@@ -31,10 +31,10 @@ from llmgw.admin.views import (
 from llmgw.core.model import Model
 from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics
-from llmgw.core.placement import Rejected, explain
+from llmgw.core.placement import Explanation, Rejected, explain
 from llmgw.engines.registry import Found
 from llmgw.server.defining import Defining
-from llmgw.server.explaining import explain_model, explain_written, view_decisions
+from llmgw.server.explaining import explain_model, explain_written, find_away, see_hosts, view_decisions
 from llmgw.server.looking import (
     away_nodes,
     concerns_of_store,
@@ -79,7 +79,7 @@ class _Moment:
 
     def sum_up(self) -> StatusView:
         fleet, nodes, models = self.fleet, self.view_nodes(gpus=False), self.view_models()
-        machines = {each.node.id: each.node for each in fleet.nodes}
+        machines = {each.node.id: each for each in fleet.nodes}
         return StatusView(
             version=__version__,
             up_seconds=self.up_seconds,
@@ -178,20 +178,23 @@ class Manage:
 
     async def explain(self, name: str) -> ExplanationView:
         fleet, model, now = self._scheduler.fleet, self._defining.find(name), self._clock()
+        backing_off, failed = fleet.backing_off(model.name), fleet.failed(model.name, now)
+        picture = fleet.statistics(now)
+        away = find_away(picture, self._marking.seen())
+
+        def explain_now() -> Explanation:
+            return explain(model, see_hosts(picture, now), backing_off, now, failed=failed, away=away)
+
         # With many nodes it takes longer than a turn may.
-        hosts, backing_off, failed = fleet.hosts(), fleet.backing_off(model.name), fleet.failed(model.name, now)
-        found = await trio.to_thread.run_sync(lambda: explain(model, hosts, backing_off, now, failed=failed))
-        return explain_model(fleet, model, found, now)
+        return explain_model(fleet, model, await trio.to_thread.run_sync(explain_now), now)
 
     async def explain_what_if(self, file: str, text: str) -> tuple[ExplanationView, ...]:
         definitions = await self._defining.read(file, text)
         now = self._clock()
         fleet, held_up = self._scheduler.fleet.statistics(now), self._scheduler.fleet.held_up(now)
-
-        def explain_all() -> tuple[ExplanationView, ...]:
-            return tuple(explain_written(each, fleet, held_up, now) for each in definitions)
-
-        return await trio.to_thread.run_sync(explain_all)
+        away = find_away(fleet, self._marking.seen())
+        models = [definition.model for definition in definitions]
+        return await trio.to_thread.run_sync(lambda: explain_written(models, fleet, now, away=away, held_up=held_up))
 
     def decisions(self) -> tuple[DecisionView, ...]:
         return view_decisions(self._scheduler.fleet.trace, self._clock())

@@ -9,15 +9,16 @@ from typing import Protocol
 import trio
 
 from llmgw.admin.management import Refused
-from llmgw.admin.views import NodeMarks, RemovedNode
+from llmgw.admin.views import BrakeView, NodeMarks, RemovedNode
 from llmgw.config.addresses import wrong_node
 from llmgw.config.labels import wrong_label
 from llmgw.core.events import NodeMarked, NodeRemoved
 from llmgw.core.hosts import Standing
 from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, NodeStatistics
+from llmgw.core.replica import ShardState
 from llmgw.server.acts import carry_through
-from llmgw.server.machines import KeptNode, LinkFacts, living
+from llmgw.server.machines import KeptNode, LinkFacts, living, view_brake
 from llmgw.server.scheduler import Scheduler
 
 # More than anybody has, and few enough to be told with each word about the node.
@@ -79,17 +80,21 @@ class Marking:
         )
 
     async def cordon(self, name: str, *, cordoned: bool) -> NodeMarks:
-        """Keep new replicas off a node, or no longer. It may be said again, and of a node that is not there yet."""
+        """Keep new replicas off a node, or no longer. It may be said again, and a cordon of a node that is not there
+        yet; Refused for the end of one that nobody has heard of."""
         node = _read_name(name)
         async with self._acting:
+            if not cordoned:
+                self._check_known(node)
             await self._mark(node, cordoned=cordoned, labels=self._labels(node))
         return self._view(node)
 
     async def label(self, name: str, changes: Mapping[str, str | None]) -> NodeMarks:
-        """Lay labels over the node's own; None takes one away."""
+        """Lay labels over the node's own; None takes one away. Refused for a node that nobody has heard of."""
         node = _read_name(name)
         _check_labels(changes)
         async with self._acting:
+            self._check_known(node)
             labels = {**self._labels(node), **changes}
             own = _find(self._scheduler.fleet.statistics(), node)
             # What the node does not have need not be taken from it.
@@ -121,8 +126,18 @@ class Marking:
             elif connected:
                 message = f"{node} is joining: its agent is connected; stop it there first, or wait until it is ready"
                 raise Refused(message, status=409, code="node_in_use")
+            known = each is not None or self.kept[node].last_seen is not None
+            before = self._brake()
             await carry_through(lambda: self._forget(node))
-        return RemovedNode(node=node, connected=connected, running=living(each) if each is not None else ())
+            after = self._brake()
+        return RemovedNode(
+            node=node,
+            connected=connected,
+            known=known,
+            running=living(each) if each is not None else (),
+            brake_before=before if _is_less(after, before) else None,
+            brake=after if _is_less(after, before) else None,
+        )
 
     # -- the store, then the fleet
 
@@ -142,7 +157,7 @@ class Marking:
         self._removed.add(node)
         await self._scheduler.post(NodeRemoved(node=node))
         # A node that has come back in this moment stays: without marks, as in the store.
-        await self._scheduler.post(NodeMarked(node=node))
+        await self._scheduler.settle(NodeMarked(node=node))
         self._let_go(node)
 
     async def _read(self) -> None:
@@ -153,6 +168,16 @@ class Marking:
         return kept.labels if kept is not None else {}
 
     # -- what is answered
+
+    def _brake(self) -> BrakeView | None:
+        now = trio.current_time()
+        return view_brake(self._scheduler.fleet.statistics(now), now)
+
+    def _check_known(self, node: NodeId) -> None:
+        """A mark of a node that nobody has seen or marked is most likely meant for another one."""
+        here = any(link.node == node for link in self._links())
+        if node not in self.kept and not here and _find(self._scheduler.fleet.statistics(), node) is None:
+            raise self._unknown(node, connected=False)
 
     def _view(self, node: NodeId) -> NodeMarks:
         fleet = self._scheduler.fleet.statistics()
@@ -186,6 +211,13 @@ def _find(fleet: FleetStatistics, node: NodeId) -> NodeStatistics | None:
     return next((each for each in fleet.nodes if each.node.id == node), None)
 
 
+def _is_less(after: BrakeView | None, before: BrakeView | None) -> bool:
+    """There is less of the brake, or another one; its time runs out by itself."""
+    if before is None or after is None:
+        return before is not None
+    return (after.lost, after.nodes) != (before.lost, before.nodes)
+
+
 def _refuse_in_use(each: NodeStatistics) -> None:
     """Refused unless the node is lost, or drained: cordoned with nothing alive on it."""
     name, running = each.node.id, living(each)
@@ -195,8 +227,12 @@ def _refuse_in_use(each: NodeStatistics) -> None:
     if running:
         stands += f", with {', '.join(running)}"
     steps = [] if each.host.cordoned else [f"`llmgw ctl cordon {name}`"]
-    if running:
+    # (one that was removed, or is one too many, needs no further word)
+    going = {replica.id for replica in each.replicas if replica.state is ShardState.STOPPING}
+    if not going.issuperset(running):
         steps.append("end its replicas (`llmgw ctl model rm`, or less of scaling.min)")
+    elif running:
+        steps.append(f"wait until {', '.join(running)} {'has' if len(running) == 1 else 'have'} stopped")
     remedy = f"{', then '.join(steps)}; or stop its agent, and wait until the node is lost"
     raise Refused(f"{stands}: first {remedy}", status=409, code="node_in_use")
 

@@ -118,6 +118,7 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             credentials=credentials,
             revoked=config.agent_tls.revoked_file,
             lease_seconds=config.fleet.lease,
+            replace_after_seconds=config.fleet.replace_after,
             counters=half.counters,
             stir=half.scheduler.stir,
         )
@@ -247,6 +248,7 @@ class Rereading:
             self.config = take_changes(self.config, found.config)
             self.half.reconfigure(self.config)
             self.cluster.set_lease(self.config.fleet.lease)
+            self.cluster.set_replace_after(self.config.fleet.replace_after)
             await self.half.scheduler.post(_rules(self.config))
 
         return Reread(

@@ -60,8 +60,15 @@ class MemoryLink:
     async def report(self, event: Event) -> None:
         await self.scheduler.post(event)
 
+    async def wait_open(self) -> None:
+        await trio.lowlevel.checkpoint()
+
     async def wait_lost(self) -> None:
         await trio.sleep_forever()
+
+    @property
+    def give_up_seconds(self) -> None:
+        """It is never lost."""
 
 
 def run(

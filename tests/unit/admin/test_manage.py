@@ -249,6 +249,8 @@ async def test_a_model_is_explained_by_a_name_with_a_slash(client: Client, scrip
         "what_if": False,
         "replicas": [],
         "stops": [],
+        "missing": 0,
+        "places": 0,
         "decisions": [],
     }
     await client.get("/placement/org%2Fm", headers=HERE)
@@ -284,7 +286,7 @@ async def test_nodes_are_marked_and_removed(client: Client, script: Script) -> N
     labelled = await client.post("/nodes/n1/labels", json={"labels": {"zone": "a", "rack": None}}, headers=HERE)
     assert (await labelled.get_json())["without"] == ["rack"]
     removed = await client.delete("/nodes/n1", headers=HERE)
-    assert await removed.get_json() == {"node": "n1", "connected": False, "running": []}
+    assert await removed.get_json() == {"node": "n1", "connected": False, "known": True, "running": []}
     assert script.asked == [("cordon", "n1", True), ("label", "n1", {"zone": "a", "rack": None}), ("remove_node", "n1")]
 
 

@@ -124,6 +124,7 @@ class MemoryLink:
 
     events: list[Event] = field(default_factory=list)
     lost: bool = False
+    give_up_seconds: float | None = None
     _desire: Desire = field(default_factory=lambda: Desire(node=NodeId("n1"), revision=0, shards=()))
     _changed: trio.Event = field(default_factory=trio.Event)
     _noticed: trio.Event = field(default_factory=trio.Event)
@@ -153,6 +154,10 @@ class MemoryLink:
             raise LinkLost("the test cut the link")
         self.events.append(event)
         self._stir()
+
+    async def wait_open(self) -> None:
+        while self.lost:
+            await self._changed.wait()
 
     async def wait_lost(self) -> None:
         while not self.lost:

@@ -185,7 +185,7 @@ async def test_a_fake_inventory_that_is_wrong_is_a_problem_and_changes_nothing(m
     fake.path.write_text("gpus: [{class: h100-80g, cuont: 2}]")
     found = await devices.look_at_gpus()
     assert len(found.gpus) == 1
-    assert found.problem.startswith("the fake inventory can't be used: ")
+    assert found.problem.startswith("the fake inventory can't be used, and what it said before holds: ")
     assert "gpus[0].cuont: unknown key (count?)" in found.problem
 
 

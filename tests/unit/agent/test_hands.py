@@ -258,6 +258,210 @@ def test_a_fabric_that_is_out_of_service_ends_a_launch(play, link, hands):
     play(story)
 
 
+CAUSE = "no link to the server for 75 s: a replica of several nodes is placed anew without this node"
+
+
+@pytest.fixture
+def group():
+    """A shard of a replica of two nodes, in its epoch."""
+    return lambda epoch=1: make_spec(epoch=epoch, count=2, rendezvous="10.0.0.1:29500")
+
+
+@pytest.fixture
+def single():
+    """A replica of this node alone."""
+    return make_spec(number=2, gpus=("GPU-c",))
+
+
+def test_a_group_ends_without_a_link_and_what_is_alone_goes_on(play, link, hands, group, single):
+    spec, again = group(), group(epoch=2)
+    link.give_up_seconds = 75.0
+
+    async def story(serving):
+        async with serving():
+            link.desire(spec, single)
+            await link.wait_state(spec, R)
+            await link.wait_state(single, R)
+            link.lose(True)
+            await trio.sleep(74.9)
+            assert [engine.shard for engine in hands.running] == [spec.id, single.id]
+            await trio.sleep(5.0)
+            assert [engine.shard for engine in hands.running] == [single.id]
+            await trio.sleep(10_000.0)
+            assert [engine.shard for engine in hands.running] == [single.id]
+            link.events.clear()
+            link.lose(False)
+            await link.wait(link.registrations)
+            running = dict(link.registrations()[0].running)
+            assert {shard: report.state for shard, report in running.items()} == {spec: E, single: R}
+            assert running[spec].cause == CAUSE
+            # as a server has it that began anew and has not read of the end
+            link.desire(spec, single)
+            await trio.sleep(100.0)
+            assert [engine.shard for engine in hands.running] == [single.id]
+            link.desire(again, single)
+            await link.wait_state(again, R)
+
+    play(story)
+
+
+def test_a_link_that_is_back_in_time_changes_nothing(play, link, hands, group):
+    spec = group()
+    link.give_up_seconds = 75.0
+
+    async def story(serving):
+        async with serving():
+            link.desire(spec)
+            ready = await link.wait_state(spec, R)
+            for _ in range(3):
+                link.lose(True)
+                await trio.sleep(74.0)
+                link.lose(False)
+                await link.wait(link.registrations)
+                await trio.sleep(5.0)
+            assert [engine.pid for engine in hands.running] == [ready.pid]
+            assert [running[0][1].state for running in (each.running for each in link.registrations()[1:])] == [R] * 3
+
+    play(story)
+
+
+def test_a_server_that_does_not_say_how_long_it_waits_ends_no_group(play, link, hands, group):
+    spec = group()
+
+    async def story(serving):
+        async with serving():
+            link.desire(spec)
+            await link.wait_state(spec, R)
+            link.lose(True)
+            await trio.sleep(80_000.0)
+            assert [engine.shard for engine in hands.running] == [spec.id]
+
+    play(story)
+
+
+def test_an_adopted_group_ends_without_a_link_as_well(play, link, hands, group):
+    spec = group()
+
+    async def story(serving):
+        async with serving():
+            link.desire(spec)
+            await link.wait_state(spec, R)
+        link.events.clear()
+        link.lose(True)
+        link.give_up_seconds = 75.0
+        async with serving():
+            # nobody can say for how long there was no link before
+            await trio.sleep(1000.0)
+            assert [engine.shard for engine in hands.running] == [spec.id]
+            link.lose(False)
+            await link.wait(link.registrations)
+            link.lose(True)
+            await trio.sleep(80.0)
+            assert hands.running == []
+
+    play(story)
+
+
+def test_no_group_is_begun_while_the_server_may_have_given_it_up(play, link, hands, conducts, group):
+    old, new = group(), group(epoch=2)
+    link.give_up_seconds = 1.0
+    conducts[1] = {"frees_seconds": 5.0}
+
+    async def story(serving):
+        async with serving():
+            link.desire(old)
+            await link.wait_state(old, R)
+            link.desire(new)
+            await link.wait_state(old, S)
+            link.lose(True)
+            await trio.sleep(1000.0)
+            assert hands.running == []
+            link.lose(False)
+            end = await link.wait_state(old, E)
+            assert end.cause is None
+            # it asks for it again, or for another
+            link.desire(new)
+            await link.wait_state(new, R)
+
+    play(story)
+
+
+def test_a_group_that_had_ended_by_itself_keeps_its_cause(play, link, conducts, group):
+    spec = group()
+    link.give_up_seconds = 1.0
+    conducts[1] = {"lives_seconds": 50.0, "lines": ("fatal: the weights are corrupt",), "frees_seconds": 5.0}
+
+    async def story(serving):
+        async with serving():
+            link.desire(spec)
+            await link.wait_state(spec, S)
+            link.lose(True)
+            await trio.sleep(100.0)
+            link.lose(False)
+            assert (await link.wait_state(spec, E)).cause == "the weights are corrupt"
+
+    play(story)
+
+
+def test_a_gpu_is_waited_for_until_the_shard_that_has_it_is_gone(play, link, hands, conducts):
+    deaf, late = make_spec(), make_spec(number=2, epoch=2)
+    conducts[1] = {"deaf": True}
+    # Its startup_timeout is shorter than what it waits and loads together.
+    conducts[2] = {"load_seconds": 99.0}
+
+    async def story(serving):
+        async with serving():
+            link.desire(deaf)
+            await link.wait_state(deaf, R)
+            link.desire(late)
+            await link.wait(lambda: [report for report in link.reports(late) if report.progress])
+            assert link.reports(late)[-1].progress == f"waits for GPU-b that {deaf.id} still has"
+            assert [engine.shard for engine in hands.running] == [deaf.id]
+            await link.wait_state(deaf, E)
+            await link.wait_state(late, R)
+            assert told(link, late) == [L, G, R]
+            assert link.reports(late)[-1].progress is None
+            assert [engine.shard for engine in hands.running] == [late.id]
+
+    play(story)
+
+
+def test_an_engine_that_was_taken_over_holds_its_gpus(play, link, hands):
+    spec, other = make_spec(), make_spec(number=2, gpus=("GPU-a", "GPU-b"))
+
+    async def story(serving):
+        async with serving():
+            link.desire(spec)
+            await link.wait_state(spec, R)
+        link.events.clear()
+        async with serving():
+            link.desire(spec, other)
+            await link.wait(lambda: link.reports(other) and link.reports(other)[-1].progress)
+            await trio.sleep(1000.0)
+            assert link.reports(other)[-1].progress == f"waits for GPU-b that {spec.id} still has"
+            assert [engine.shard for engine in hands.running] == [spec.id]
+            link.desire(other)
+            await link.wait_state(other, R)
+
+    play(story)
+
+
+def test_one_that_waits_for_a_gpu_can_be_stopped(play, link, hands):
+    spec, other = make_spec(), make_spec(number=2)
+
+    async def story(serving):
+        async with serving():
+            link.desire(spec)
+            await link.wait_state(spec, R)
+            link.desire(spec, other)
+            await link.wait(lambda: link.reports(other) and link.reports(other)[-1].progress)
+            link.desire(spec)
+            assert (await link.wait_state(other, E)).cause is None
+            assert [engine.shard for engine in hands.running] == [spec.id]
+
+    play(story)
+
+
 # What Python itself tells of: nothing of this happens while a simulated agent runs.
 STORY = """
 import sys, threading
@@ -302,6 +506,8 @@ class Link:
     async def report(self, event):
         await trio.lowlevel.checkpoint()
         print(trio.current_time(), type(event).__name__, getattr(event, "report", event))
+    async def wait_open(self):
+        await trio.lowlevel.checkpoint()
     async def wait_lost(self):
         await trio.sleep_forever()
 

@@ -348,6 +348,10 @@ async def test_a_link_with_a_fault_of_its_own_is_tried_again(link, engines, sett
             self.fail_once("desired")
             return await link.desired(after)
 
+        async def wait_open(self):
+            self.fail_once("open")
+            await link.wait_open()
+
         async def wait_lost(self):
             await link.wait_lost()
 
@@ -363,7 +367,7 @@ async def test_a_link_with_a_fault_of_its_own_is_tried_again(link, engines, sett
         link.desire()
         await link.wait_state(spec, ENDED)
     raised = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
-    assert {"NodeRegistered", "ShardChanged", "desired"} <= set(raised)
+    assert {"NodeRegistered", "ShardChanged", "desired", "open"} <= set(raised)
 
 
 AGENT = """
@@ -388,6 +392,8 @@ class Link:
         report = getattr(event, "report", None)
         if report is not None:
             print(report.state, report.pid, flush=True)
+    async def wait_open(self):
+        pass
     async def wait_lost(self):
         await trio.sleep_forever()
 

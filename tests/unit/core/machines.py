@@ -59,7 +59,7 @@ def a_node(name: str = "n1", **facts: Any) -> Node:
     return Node(**{"id": NodeId(name), **usual, **facts})
 
 
-OF_HOST = {"standing", "cordoned", "labels", "booked_gb", "booked", "replicas", "holds"}
+OF_HOST = {"standing", "cordoned", "labels", "booked_gb", "booked", "leaving", "replicas", "holds"}
 
 
 def a_host(name: str = "n1", **facts: Any) -> Host:
@@ -163,6 +163,7 @@ FACTS = st.fixed_dictionaries(
         "cordoned": mostly(False, True),
         "labels": mostly({"zone": "a"}, {}, {"zone": "b", "rack": "1"}),
         "booked_gb": mostly(0.0, 7.7, 12.0),
+        "leaving": mostly({}, {ReplicaId("r1"): 0.0}, {ReplicaId("r1"): 3.0, ReplicaId("r2"): 4.7}),
         "replicas": mostly({}, {ModelName("m"): 1}, {ModelName("m"): 3}),
         "holds": mostly(frozenset(), frozenset([SOURCE])),
     }

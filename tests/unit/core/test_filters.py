@@ -17,7 +17,7 @@ from machines import (
     a_need,
 )
 
-from llmgw.core.filters import describe, find_cards, find_reason, find_reasons
+from llmgw.core.filters import describe, find_cards, find_reason, find_reasons, shorten
 from llmgw.core.hosts import Host, Standing
 from llmgw.core.node import Disk, ForeignUse, MigInstance, NodeId
 from llmgw.core.rejection import Reason
@@ -221,6 +221,28 @@ def test_gpus_that_can_not_be_had_are_told_with_the_reason() -> None:
     assert told(Reason.NOT_ENOUGH_GPUS, a_host(gpus=a_box(4)), gpu_class=H100, tp=8) == (
         "needs 8 GPUs of class h100-80g; 4 of 4 are free"
     )
+
+
+@pytest.mark.parametrize(
+    ("uuids", "short"),
+    [
+        (("GPU-8f3e12ab-6a72-4c", "GPU-9f3e12ab-6a72-4c"), "GPU-8f3e12ab"),
+        (("GPU-8f3e12ab-6a72-4c", "GPU-8f3e12ab-7b83-4c"), "GPU-8f3e12ab-6a72"),
+        (("GPU-8f3e12ab-6a72-4c", "GPU-8f3e12ab-6a72-5d"), "GPU-8f3e12ab-6a72-4c"),
+        # those of a fake inventory
+        (("GPU-a1-1", "GPU-a1-10"), "GPU-a1-1"),
+        (("GPU-a1-1-x",), "GPU-a1-1"),
+    ],
+)
+def test_a_card_is_called_by_as_much_of_its_name_as_tells_it_apart(uuids: tuple[str, ...], short: str) -> None:
+    cards = tuple(a_gpu(uuid, index) for index, uuid in enumerate(uuids))
+    assert shorten(cards[0], a_host(gpus=cards)) == short
+
+
+def test_memory_that_comes_free_by_itself_is_told() -> None:
+    for leaving, said in (({"r1": 2.0}, " (r1 is stopping)"), ({"r1": 2.0, "r2": 1.0}, " (r1, r2 are stopping)")):
+        host = a_host(booked_gb=16.0, leaving=leaving)
+        assert describe(Reason.NOT_ENOUGH_MEMORY, a_need(min_memory_gb=4.0), host).endswith(f"by replicas{said}")
 
 
 def test_of_many_the_first_few_are_told() -> None:

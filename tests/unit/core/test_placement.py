@@ -57,6 +57,21 @@ def ask_why(hosts: Sequence[Host], *profiles: Profile) -> Explanation:
     return explain(a_model(*profiles), hosts, {}, 0.0)
 
 
+def test_nodes_that_nothing_is_known_of_are_told_for_each_profile() -> None:
+    away = {N3: Standing.SILENT, N2: Standing.LOST}
+    told = explain(a_model(a_profile("a"), a_profile("b", nodes=2)), [a_host("n1", cordoned=True)], {}, 0.0, away=away)
+    assert [(each.profile, each.nodes, [no.reason for no in each.rejections]) for each in told.candidates] == [
+        ("a", (N1,), [Reason.CORDONED]),
+        ("a", (N2,), [Reason.NODE_LOST]),
+        ("a", (N3,), [Reason.NODE_SILENT]),
+        ("b", (N1,), [Reason.CORDONED, Reason.NO_FABRIC]),
+        ("b", (N2,), [Reason.NODE_LOST]),
+        ("b", (N3,), [Reason.NODE_SILENT]),
+    ]
+    assert told.unlock is not None
+    assert told.unlock.text == "uncordon n1"
+
+
 def the_placement(hosts: Sequence[Host], *profiles: Profile) -> Placement:
     verdict = ask(hosts, *profiles)
     assert isinstance(verdict, Placement)

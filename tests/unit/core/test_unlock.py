@@ -248,6 +248,144 @@ def test_all_that_fails_at_a_node_is_named() -> None:
     ]
 
 
+# Replicas that have to go
+
+
+def test_one_replica_that_stops_asks_for_less_than_another_class_however_many_gpus_it_has() -> None:
+    """ "write gpu_class" was said, although to stop one replica of three GPUs would have done."""
+    hosts = [a_host("n1", gpus=a_box(4), booked=dict.fromkeys(["GPU-0", "GPU-1", "GPU-2"], R1))]
+    hosts.append(a_host("n2", gpus=a_box(4, A100, name="b")))
+    assert the_unlock(hosts, a_profile(gpu_class=H100, tp=4)).text == "n1 needs 3 more free GPUs: rep-x-1 holds 3"
+
+
+def test_what_stops_anyway_is_waited_for() -> None:
+    """A replica was on its way out, and to write another class was told as the smallest change."""
+    booked = dict.fromkeys(["GPU-0", "GPU-1", "GPU-2", "GPU-3"], R1)
+    going = a_host("n1", gpus=a_box(4), booked=booked, leaving={R1: 0.0})
+    other = a_host("n2", gpus=a_box(4, A100, name="b"), cordoned=True)
+    unlock = the_unlock([going, other], a_profile(gpu_class="any", tp=4))
+    assert (unlock.text, unlock.node) == ("wait until rep-x-1 has stopped", "n1")
+    assert unlock.steps[0].gpus == ("GPU-0", "GPU-1", "GPU-2", "GPU-3")
+
+
+def test_one_that_stops_anyway_is_named_beside_one_that_has_to_be_stopped() -> None:
+    booked = {"GPU-0": R1, "GPU-1": R2, "GPU-2": R2}
+    host = a_host(gpus=a_box(3), booked=booked, leaving={R1: 0.0})
+    assert the_unlock([host], a_profile(tp=3)).text == (
+        "wait until rep-x-1 has stopped; n1 needs 2 more free GPUs: rep-y-2 holds 2"
+    )
+    assert the_unlock([host], a_profile(tp=2)).text == "n1 needs 2 more free GPUs: rep-y-2 holds 2", "one is enough"
+
+
+def test_a_card_that_comes_free_and_is_broken_has_to_be_mended_as_well() -> None:
+    host = a_host(gpus=(a_gpu(broken="fell off the bus"),), booked={"GPU-0": R1}, leaving={R1: 0.0})
+    assert the_unlock([host], a_profile(gpu_class="any")).text == (
+        "wait until rep-x-1 has stopped; n1 needs 1 more free GPU: GPU-0 is broken (fell off the bus)"
+    )
+
+
+def test_memory_that_comes_free_anyway_is_waited_for() -> None:
+    host = a_host(booked_gb=12.0, leaving={R1: 3.0, R2: 8.0})
+    assert the_unlock([host], a_profile(min_memory_gb=10.0)).text == "wait until rep-y-2 has stopped"
+    assert the_unlock([host], a_profile(min_memory_gb=14.0)).text == (
+        "wait until rep-y-2 has stopped; wait until rep-x-1 has stopped"
+    )
+    assert the_unlock([host], a_profile(min_memory_gb=16.0)).text.startswith("free 12 GB of memory on n1")
+
+
+def test_memory_and_gpus_of_one_replica_are_waited_for_once() -> None:
+    host = a_host(gpus=a_box(1), booked={"GPU-0": R1}, booked_gb=12.0, leaving={R1: 12.0})
+    assert the_unlock([host], a_profile(gpu_class="any", min_memory_gb=10.0)).text == "wait until rep-x-1 has stopped"
+
+
+def test_a_replica_of_several_nodes_stops_once() -> None:
+    """To buy a node was said, while one replica had all 16 GPUs and a port of its second node was out of service."""
+
+    def host(name: str, holder: ReplicaId, **facts: Any) -> Host:
+        gpus = a_box(8, name=name)
+        return a_host(name, gpus=gpus, booked={gpu.uuid: holder for gpu in gpus}, **{"fabrics": (a_fabric(),), **facts})
+
+    down = (a_fabric(down="its port is DOWN"),)
+    wide = a_profile(tp=16, nodes=2)
+    assert the_unlock([host("n1", R1), host("n2", R1, fabrics=down)], wide).text == (
+        "n1 needs 8 more free GPUs: rep-x-1 holds 8; put fabric ib-a into service on n2 (its port is DOWN); "
+        "n2 needs 8 more free GPUs: rep-x-1 holds 8"
+    )
+    hosts = [host("n1", R2), host("n2", R1), host("n3", R1), host("n4", ReplicaId("rep-z-1"))]
+    assert the_unlock(hosts, wide).text == (
+        "n2 needs 8 more free GPUs: rep-x-1 holds 8; n3 needs 8 more free GPUs: rep-x-1 holds 8"
+    )
+
+
+def test_room_is_made_on_several_cards_before_a_replica_is_stopped() -> None:
+    held = tuple(a_gpu(f"GPU-{at}", at, foreign=(PYTHON,)) for at in range(2))
+    host = a_host(gpus=(*held, a_gpu("GPU-2", 2), a_gpu("GPU-3", 3)), booked={"GPU-2": R1, "GPU-3": R1})
+    told = the_unlock([host], a_profile(tp=2)).text
+    assert told.count("free 64 GB on n1's GPU-") == 2
+
+
+def test_cards_of_one_node_are_told_apart() -> None:
+    """Each card of a fake inventory was called GPU-a1."""
+    cards = tuple(a_gpu(f"GPU-a1-{at}", at, broken="it is hot") for at in range(2))
+    assert the_unlock([a_host("a1", gpus=cards)], a_profile(gpu_class="any", tp=2)).text == (
+        "a1 needs 2 more free GPUs: GPU-a1-0 is broken (it is hot), GPU-a1-1 is broken (it is hot)"
+    )
+
+
+# Classes
+
+
+def test_a_class_that_is_written_otherwise_comes_before_another_class() -> None:
+    hosts = [a_host("n1", gpus=a_box(2, A100)), a_host("n2", gpus=a_box(2, name="b"), booked={"GPU-b0": R1})]
+    for written in ("H100-80G", "h100_80gb"):
+        assert the_unlock(hosts, a_profile(gpu_class=written, tp=2)).text == (
+            "write gpu_class: h100-80g (there is a100-40g, h100-80g); n2 needs 1 more free GPU: rep-x-1 holds 1"
+        )
+
+
+def test_a_new_node_for_a_profile_that_takes_any_class_may_have_any() -> None:
+    hosts = [a_host("n1", gpus=a_box(4, A100)), a_host("n2", gpus=a_box(4, name="b"))]
+    assert the_unlock(hosts, a_profile(gpu_class="any", tp=16)).text == "add a node with the engine e, 16 GPUs"
+    one = a_host("n1", gpus=a_box(8, A100), fabrics=(a_fabric(),))
+    assert the_unlock([one], a_profile(gpu_class="any", tp=16, nodes=2)).text == (
+        "add a node to fabric ib-a with the engine e, 8 GPUs of class a100-40g"
+    )
+    assert the_unlock([], a_profile(gpu_class="any")).text == "add a node with the engine e, 1 GPU"
+
+
+# Nodes that nothing is known of
+
+
+@pytest.mark.parametrize(
+    ("away", "text"),
+    [
+        (
+            {"n1": Standing.SILENT},
+            "wait for n1, or bring back what does not come: it has not come since the server started",
+        ),
+        (
+            {"n2": Standing.LOST, "n1": Standing.SILENT},
+            "wait for n1, n2, or bring back what does not come: they have not come since the server started",
+        ),
+    ],
+)
+def test_before_a_node_is_bought_those_that_there_were_are_waited_for(away: dict[str, Standing], text: str) -> None:
+    names = {NodeId(name): standing for name, standing in away.items()}
+    unlock = find_unlock(a_model(a_profile()), [], {}, 0.0, away=names)
+    assert unlock is not None
+    assert (unlock.text, unlock.node) == (text, "n1" if len(away) == 1 else None)
+    assert unlock.steps[0].reasons == (Reason.NODE_SILENT,)
+
+
+def test_what_asks_for_less_than_to_bring_a_node_back_is_said_all_the_same() -> None:
+    hosts = [a_host(cordoned=True)]
+    for away in ({NodeId("n2"): Standing.SILENT}, {NodeId("n2"): Standing.LOST}):
+        unlock = find_unlock(a_model(a_profile()), hosts, {}, 0.0, away=away)
+        assert unlock is not None
+        assert unlock.text == "uncordon n1"
+    assert find_unlock(a_model(), hosts, {}, 0.0, away=away) is None
+
+
 def test_gpus_that_are_too_small_are_passed_over_for_booked_ones() -> None:
     gpus = (a_gpu("GPU-0", 0, H100, memory_gb=20.0), a_gpu("GPU-1", 1))
     unlock = the_unlock([a_host(gpus=gpus, booked={"GPU-1": R1})], a_profile(gpu_class=H100, gpu_memory_gb=60.0))

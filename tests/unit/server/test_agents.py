@@ -14,7 +14,7 @@ from llmgw.core.fleet import Fleet
 from llmgw.core.node import FabricFound, Node, NodeId
 from llmgw.counters import Counters
 from llmgw.errors import LlmgwError
-from llmgw.server.agents import CLOCK_LOOKS, SEEN_SECONDS, FleetAgents
+from llmgw.server.agents import CLOCK_LOOKS, QUEUED_SECONDS, SEEN_SECONDS, FleetAgents
 from llmgw.server.scheduler import Scheduler
 
 N1 = NodeId("n1")
@@ -120,15 +120,32 @@ async def test_a_removed_node_is_not_remembered_for_its_last_word() -> None:
     assert len(bench.nodes.seen) == 1
 
 
-async def test_a_node_with_a_skewed_clock_is_measured_and_its_times_are_not_used() -> None:
+async def test_a_node_with_a_skewed_clock_is_measured_and_its_times_are_not_used(
+    mock_clock: trio.testing.MockClock,
+) -> None:
     async with serving(Bench()) as bench:
         await bench.agents.report(NodeRegistered(node=replace(NODE, clock=0.0)))
         assert bench.agents.skews == {}, "that may have been looked at before there was a link"
+        mock_clock.jump(QUEUED_SECONDS)
         await bench.agents.report(NodeReported(node=replace(NODE, clock=bench.hour + 86_400.0)))
         assert bench.agents.skews == {N1: 86_400.0}
         await bench.agents.report(NodeReported(node=NODE))
         assert bench.agents.skews == {N1: 86_400.0}
     assert bench.nodes.seen == [(N1, bench.hour)]
+
+
+async def test_words_that_waited_for_the_server_are_no_slow_clock(mock_clock: trio.testing.MockClock) -> None:
+    """Right after a restart of the server every node's clock was said to be behind."""
+    async with serving(Bench()) as bench:
+        await bench.agents.report(NodeRegistered(node=NODE))
+        for late in (31.0, 26.0, 21.0, 16.0, 11.0, 6.0, 1.0):
+            await bench.agents.report(NodeReported(node=replace(NODE, clock=bench.hour - late)))
+            assert bench.agents.skews == {}
+        mock_clock.jump(QUEUED_SECONDS)
+        await bench.agents.report(NodeReported(node=replace(NODE, clock=bench.hour - 60.0)))
+        assert bench.agents.skews == {N1: -60.0}
+        await bench.agents.report(NodeRegistered(node=NODE))
+        assert bench.agents.skews == {}, "what it was before its link's return is not told for what it is"
 
 
 async def test_a_word_that_was_long_on_its_way_is_no_slow_clock() -> None:

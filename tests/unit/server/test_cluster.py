@@ -34,11 +34,14 @@ def test_a_cluster_that_is_not_planted_yet_has_no_links_and_can_be_told_everythi
         credentials=nothing,
         revoked=nothing,
         lease_seconds=15.0,
+        replace_after_seconds=60.0,
         counters=nothing,
         stir=nothing,
     )
     assert not cluster.reaches(NodeId("n1"))
     cluster.set_lease(20.0)
+    cluster.set_replace_after(90.0)
+    assert cluster.replace_after_seconds == 90.0
     cluster.goaway("the test")
     assert (cluster.links(), cluster.lease_seconds) == ((), 20.0)
 

@@ -13,14 +13,15 @@ from llmgw.admin.views import DecisionView, ExplanationView, encode
 from llmgw.config.definition import Definition, parse_definitions
 from llmgw.core.effects import Desire
 from llmgw.core.events import CatalogChanged, NodeRegistered, NodesExpected, ShardChanged
-from llmgw.core.fleet import Fleet
+from llmgw.core.fleet import STOPPING_SECONDS, Fleet
+from llmgw.core.hosts import Standing
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import Gpu, Node, NodeId
 from llmgw.core.placement import explain
 from llmgw.core.replica import ShardState
 from llmgw.core.trace import Decision
 from llmgw.server.explaining import explain_model as view_model
-from llmgw.server.explaining import explain_written, view_decisions
+from llmgw.server.explaining import explain_written, find_away, see_hosts, view_decisions
 
 NOW = 1000.0
 N2 = NodeId("n2")
@@ -92,8 +93,14 @@ def test_what_holds_the_fleet_up_is_part_of_it(running: Running) -> None:
     assert "waits for what n2 run" in str(explain_model(fleet, definition.model, NOW).held_up)
 
 
-def explained(definition: Definition, fleet: Fleet) -> Any:
-    return explain_written(definition, fleet.statistics(NOW), fleet.held_up(NOW), NOW)
+def explained(definition: Definition, fleet: Fleet) -> ExplanationView:
+    (view,) = explained_all(fleet, definition)
+    return view
+
+
+def explained_all(fleet: Fleet, *definitions: Definition) -> tuple[ExplanationView, ...]:
+    models = [definition.model for definition in definitions]
+    return explain_written(models, fleet.statistics(NOW), NOW, held_up=fleet.held_up(NOW))
 
 
 def test_one_that_is_only_written_is_explained_beside_what_runs(running: Running) -> None:
@@ -120,6 +127,52 @@ def test_what_the_definition_would_launch_itself_goes_on(running: Running) -> No
     view = explained(written(more="  gpu_class: h100-80g\n  tp: 2\n", least=2), fleet)
     assert (view.stops, view.wanted) == ((), 2)
     assert view.explanation.placement is None, "one more finds no GPU"
+
+
+def test_of_several_each_comes_after_those_before_it_have_their_replicas(running: Running) -> None:
+    """Each was told to find a place, and only the first did."""
+    fleet = running(count=8)
+    first = written("first", more="  gpu_class: h100-80g\n  tp: 4\n  min_memory_gb: 6\n", least=2)
+    second = written("second", more="  gpu_class: h100-80g\n  min_memory_gb: 1\n")
+    third = written("third", more="  min_memory_gb: 5\n", least=1)
+    views = explained_all(fleet, first, second, third)
+    assert [(view.missing, view.places) for view in views] == [(2, 2), (1, 0), (1, 0)]
+    assert [view.explanation.placement is not None for view in views] == [True, False, False]
+    assert views[1].explanation.unlock is not None
+    assert "rep-first-1 holds 4" in views[1].explanation.candidates[0].rejections[0].detail
+    assert [view.places for view in explained_all(fleet, second, first)] == [1, 1]
+    assert fleet.statistics(NOW).nodes[0].host.booked == {}, "nothing has changed"
+
+
+def test_of_one_that_needs_several_replicas_it_is_told_how_many_find_a_place(running: Running) -> None:
+    fleet = running(written(more="  gpu_class: h100-80g\n  tp: 2\n"), count=5)
+    view = explained(written(more="  gpu_class: h100-80g\n  tp: 2\n", least=2), fleet)
+    assert (view.missing, view.places) == (1, 1), "one of them is running already"
+    view = explained(written("new", more="  gpu_class: h100-80g\n  tp: 2\n", least=2), fleet)
+    assert (view.missing, view.places) == (2, 1)
+    assert explained(written("new", least=0), fleet).missing == 0
+
+
+def test_what_is_on_its_way_out_is_seen_as_such_for_a_while(running: Running) -> None:
+    definition = written(more="  gpu_class: h100-80g\n  tp: 2\n  min_memory_gb: 3\n")
+    fleet = running(definition, count=2)
+    assert see_hosts(fleet.statistics(NOW), NOW)[0].leaving == {}
+    fleet.handle(CatalogChanged(models=()), NOW + 10.0)
+    (host,) = see_hosts(fleet.statistics(NOW), NOW + 20.0)
+    assert host.leaving == {"rep-tiny-1": 3.0}
+    assert see_hosts(fleet.statistics(NOW), NOW + 10.0 + STOPPING_SECONDS)[0].leaving == {}, "it may never stop"
+    after = written("after", more="  gpu_class: h100-80g\n  tp: 2\n")
+    view = explained(after, fleet)
+    assert view.explanation.unlock is not None
+    assert view.explanation.unlock.text == "wait until rep-tiny-1 has stopped"
+    assert view.explanation.candidates[0].rejections[0].detail.endswith("rep-tiny-1 holds 2 and is stopping")
+
+
+def test_nodes_that_were_here_before_and_have_not_come_are_away(running: Running) -> None:
+    fleet = running()
+    names = [NodeId(name) for name in ("n1", "n2", "n3")]
+    picture = replace(fleet.statistics(NOW), absent=(NodeId("n3"),))
+    assert find_away(picture, names) == {"n2": Standing.SILENT, "n3": Standing.LOST}
 
 
 def test_what_failed_before_says_nothing_of_another_definition(running: Running) -> None:

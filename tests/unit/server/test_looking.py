@@ -270,7 +270,9 @@ def test_a_binary_that_can_not_start_is_a_concern_and_one_with_a_fault_is_none()
 
 
 def test_what_is_the_matter_with_a_machine_is_a_concern_while_it_is_there(node: Node) -> None:
-    ailing = replace(node, warnings=("no AVX2",), fabrics=(FabricFound(name="ib-a", down="no port"),))
+    trouble = "the fake inventory can't be used, and what it said before holds: f.yaml:1:1 is not YAML"
+    node = replace(node, warnings=("no AVX2", trouble), fabrics=(FabricFound(name="ib-a", down="no port"),))
+    (ailing,) = fleet_of(node).nodes
     views = [
         NodeView(node="n1", state=NodeState.READY, connected=True, clock_skew_seconds=-3.0),
         NodeView(node="n2", state=NodeState.SILENT, connected=False),
@@ -279,6 +281,7 @@ def test_what_is_the_matter_with_a_machine_is_a_concern_while_it_is_there(node: 
     assert [str(each.message) for each in find_concerns(views, {N1: ailing, N2: ailing}, [])] == [
         "fabric ib-a is out of service: no port",
         "its clock is more than 2 s behind the server's: have both set by NTP",
+        trouble,
         "silent: its link is down",
     ]
 

@@ -149,6 +149,7 @@ def test_a_node_shows_its_link_and_what_it_has(node: Node, a_replica: Replicas) 
         cores=4,
         memory_gb=16.0,
         memory_available_gb=12.0,
+        memory_free_gb=14.0,
         memory_booked_gb=1.5,
         disks=disks,
         engines=node.engines,
@@ -221,6 +222,7 @@ def test_a_node_that_has_not_dialled_since_the_start_is_shown_as_the_store_has_i
 ) -> None:
     (view,) = shown(replace(NOBODY, absent=absent), kept=(kept,))
     assert (view.node, view.state, view.heard_seconds_ago, view.connected) == ("n1", state, heard, False)
+    assert view.heard_before_start is (None if heard is None else True)
 
 
 def test_the_marks_of_a_node_that_is_away_are_shown() -> None:
@@ -267,7 +269,53 @@ def test_all_that_is_the_matter_with_a_machine_is_a_warning(node: Node) -> None:
     ("skew", "said"), [(None, ""), (2.0, ""), (-2.0, ""), (2.1, "ahead of"), (-2.1, "behind"), (-1e9, "behind")]
 )
 def test_a_clock_is_a_matter_only_when_it_is_far_off(node: Node, skew: float | None, said: str) -> None:
-    assert [line.split("2 s ")[1].split(" the server")[0] for line in find_ailments(node, skew)] == [said] * bool(said)
+    (each,) = fleet_of(Host(node=node)).nodes
+    assert [line.split("2 s ")[1].split(" the server")[0] for line in find_ailments(each, skew)] == [said] * bool(said)
+
+
+def test_what_is_free_is_what_placement_could_book_whatever_an_engine_uses(node: Node) -> None:
+    full = replace(node, memory_gb=16.0, memory_available_gb=16.0, memory_foreign_gb=4.0)
+    (view, over) = shown(fleet_of(Host(node=full, booked_gb=10.0), Host(node=replace(full, id=N2), booked_gb=14.0)))
+    assert (view.memory_free_gb, over.memory_free_gb) == (2.0, 0.0)
+
+
+def test_a_booked_gpu_that_breaks_or_vanishes_is_told_with_whose_it_is(node: Node) -> None:
+    """A card that a replica had was gone, and nothing said so."""
+    cards = (gpu(0), gpu(1, broken="it fell off the bus"))
+    booked = {name: ReplicaId("rep-1") for name in ("GPU-1", "GPU-7")}
+    (each,) = fleet_of(Host(node=replace(node, gpus=cards), booked=booked)).nodes
+    assert list(find_ailments(each, None)) == [
+        "GPU 1 (GPU-1) can't be used: it fell off the bus (rep-1 has it)",
+        "GPU-7 is gone: rep-1 has it, and the node no longer reports it",
+    ]
+    (each,) = fleet_of(Host(node=replace(node, gpus=None), booked=booked)).nodes
+    assert list(find_ailments(each, None)) == [], "nobody has looked"
+
+
+@pytest.mark.parametrize(
+    ("fabrics", "said"),
+    [
+        ((FabricFound(name="ib-a", address="10.0.0.1"),), []),
+        ((FabricFound(name="ib-a", down="no port"),), ["fabric ib-a is out of service: no port (rep-1 runs over it)"]),
+        ((FabricFound(name="ib-a"),), ["fabric ib-a is out of service: it has no address here (rep-1 runs over it)"]),
+        ((), ["fabric ib-a is out of service: it is no longer declared here (rep-1 runs over it)"]),
+        (
+            (FabricFound(name="ib-a", address="10.0.0.1"), FabricFound(name="ib-b", down="no port")),
+            ["fabric ib-b is out of service: no port"],
+        ),
+    ],
+)
+def test_a_fabric_that_goes_from_under_a_replica_is_told_with_whose_it_is(
+    node: Node, a_replica: Replicas, fabrics: tuple[FabricFound, ...], said: list[str]
+) -> None:
+    group = a_replica(1, ShardState.READY, ShardState.READY)
+    over = replace(group, shards=tuple(replace(each, spec=replace(each.spec, fabric="ib-a")) for each in group.shards))
+    ended = replace(over, shards=tuple(replace(each, state=ShardState.ENDED) for each in over.shards))
+    host = Host(node=replace(node, fabrics=fabrics))
+    (each,) = fleet_of(host, replicas=(over, a_replica(2, ShardState.READY))).nodes
+    assert list(find_ailments(each, None)) == said
+    (each,) = fleet_of(host, replicas=(ended,)).nodes
+    assert [line for line in find_ailments(each, None) if "runs over" in line] == []
 
 
 def test_a_replica_lives_where_a_shard_of_it_does(node: Node, a_replica: Replicas) -> None:

@@ -301,7 +301,7 @@ async def test_what_needs_an_operator_is_in_the_status(make: Make, node: Any) ->
     bench.skews[NodeId("n1")] = 60.0
     bench.failing = "its disk is full"
     gpus = (Gpu(uuid="GPU-0", index=0, gpu_class="h100-80g", name="H100", memory_gb=85.0, memory_used_gb=0.0),)
-    fabrics = (FabricFound(name="ib-a"),)
+    fabrics = (FabricFound(name="ib-a", address="10.1.0.1"),)
     await bench.scheduler.post(NodeRegistered(node=replace(node, gpus=gpus, fabrics=fabrics)))
     await bench.settled()
     status = await bench.manage.status()
@@ -327,6 +327,31 @@ async def test_nodes_that_are_not_back_hold_the_fleet_up_and_are_shown(make: Mak
     assert [each.message for each in status.concerns] == ["silent: its link is down"]
 
 
+async def test_nodes_that_are_not_back_are_part_of_every_explanation(make: Make, node: Any, a_model: Any) -> None:
+    """Right after a start it was said that a node should be added, and the table had none."""
+    bench = await make(Store(a_model("stored")))
+    for name in ("n1", "n2"):
+        bench.nodes.kept[NodeId(name)] = KeptNode(NodeId(name), WHEN - 60.0, cordoned=False, labels={})
+    await bench.marking.load()
+    until = trio.current_time() + 3600.0
+    await bench.scheduler.post(NodesExpected(nodes=bench.marking.seen(), until=until))
+    await bench.settled()
+    told = (await bench.manage.explain("stored")).explanation
+    assert [(each.nodes, each.rejections[0].reason) for each in told.candidates] == [
+        (("n1",), "node_silent"),
+        (("n2",), "node_silent"),
+    ]
+    assert told.unlock is not None
+    assert told.unlock.text.startswith("wait for n1, n2, or bring back what does not come")
+    (view,) = await bench.manage.explain_what_if("m.yaml", text_of("new", least=1))
+    assert view.explanation.unlock is not None
+    assert view.explanation.unlock.text == told.unlock.text
+    await bench.scheduler.post(NodeRegistered(node=node))
+    await bench.settled()
+    told = (await bench.manage.explain("stored")).explanation
+    assert [(each.nodes, bool(each.rejections)) for each in told.candidates] == [(("n1",), False), (("n2",), True)]
+
+
 async def test_a_node_is_marked_and_removed_over_the_port(make: Make, nursery: trio.Nursery) -> None:
     bench = await make()
     listening = socket.create_server(("127.0.0.1", 0))
@@ -342,7 +367,12 @@ async def test_a_node_is_marked_and_removed_over_the_port(make: Make, nursery: t
         assert (shown["state"], shown["cordoned"], shown["labels"]) == ("unseen", True, {"zone": "a"})
         bad = await client.post(f"{url}/GPU01/cordon", json={"cordoned": True})
         assert (bad.status_code, bad.json()["error"]["code"]) == (400, "invalid_node")
-        assert (await client.delete(f"{url}/gpu01")).json() == {"node": "gpu01", "connected": False, "running": []}
+        assert (await client.delete(f"{url}/gpu01")).json() == {
+            "node": "gpu01",
+            "connected": False,
+            "known": False,
+            "running": [],
+        }
         assert (await client.get(url)).json() == {"nodes": []}
 
 

@@ -173,6 +173,7 @@ async def test_labels_lie_over_the_nodes_own(start: Start, node: Node) -> None:
 
 async def test_a_label_is_taken_from_a_node_that_is_away_as_well(start: Start, node: Node) -> None:
     async with start() as bench:
+        await bench.marking.cordon("n1", cordoned=True)
         marks = await bench.marking.label("n1", {"rack": None})
         assert (marks.without, marks.known) == (("rack",), False)
         await bench.register(replace(node, labels={"rack": "r1"}))
@@ -202,10 +203,26 @@ async def test_what_can_be_no_label_is_refused_and_nothing_is_kept(
     start: Start, changes: dict[str, str | None], said: str
 ) -> None:
     async with start() as bench:
+        bench.links = (Link(N1),)
         error = await refusal(bench.marking.label("n1", changes))
         assert (error.status, error.code) == (400, "invalid_label")
         assert said in error.message
         assert await bench.store.nodes.list_marks() == ()
+
+
+async def test_a_mark_of_a_node_that_nobody_has_heard_of_is_refused(start: Start, node: Node) -> None:
+    """A typo was answered with "takes new replicas"."""
+    async with start() as bench:
+        await bench.register(replace(node, id=NodeId("gpu01")))
+        for act in (bench.marking.cordon("gpu1", cordoned=False), bench.marking.label("gpu1", {"zone": "a"})):
+            error = await refusal(act)
+            assert (error.status, error.code) == (404, "unknown_node")
+            assert error.message == "there is no node gpu1; did you mean gpu01?"
+        await bench.marking.cordon("gpu1", cordoned=True)
+        assert (await bench.marking.label("gpu1", {"zone": "a"})).labels == {"zone": "a"}
+        assert not (await bench.marking.cordon("gpu1", cordoned=False)).cordoned
+        bench.links = (Link(N1),)
+        assert (await bench.marking.label("n1", {"zone": "a"})).labels == {"zone": "a"}, "it is joining"
 
 
 @pytest.mark.parametrize("name", ["GPU01", "10.0.0.1", "a b", "x" * 300, "-x"])
@@ -282,6 +299,11 @@ async def test_a_drained_node_is_removed_though_it_is_connected(
         )
         (shard,) = (await bench.scheduler.desired(N1, 0)).shards
         await bench.tell(CatalogChanged(models=()))
+        # there is no model left to remove
+        assert (await refusal(bench.marking.remove("n1"))).message == (
+            "n1 is ready and cordoned, with rep-m-1: first wait until rep-m-1 has stopped; or stop its agent, and wait "
+            "until the node is lost"
+        )
         await bench.tell(ShardChanged(node=N1, report=a_report(shard, ShardState.ENDED)))
         assert await bench.marking.remove("n1") == RemovedNode(node="n1", connected=True)
         assert await bench.members() == []
@@ -320,10 +342,29 @@ async def test_one_that_has_not_come_since_the_start_can_be_removed(start: Start
         assert bench.marking.seen() == frozenset()
 
 
+async def test_what_a_removal_does_to_the_brake_is_told(start: Start, node: Node) -> None:
+    """To remove one lost node of three ended the brake, and nobody was told."""
+    names = [NodeId(f"n{number}") for number in range(1, 6)]
+    async with start() as bench:
+        await bench.register(*(replace(node, id=name) for name in names))
+        for name in names[:4]:
+            await bench.tell(NodeSilent(node=name), NodeLost(node=name))
+        shrunk = await bench.marking.remove("n1")
+        assert shrunk.brake_before is not None
+        assert shrunk.brake is not None
+        assert (shrunk.brake_before.lost, shrunk.brake_before.nodes) == (4, 5)
+        assert (shrunk.brake.lost, shrunk.brake.nodes, shrunk.brake.who) == (3, 4, ("n2", "n3", "n4"))
+        ended = await bench.marking.remove("n2")
+        assert ended.brake_before is not None
+        assert (ended.brake_before.lost, ended.brake) == (3, None)
+        after = await bench.marking.remove("n3")
+        assert (after.brake_before, after.brake) == (None, None)
+
+
 async def test_a_mark_of_a_node_that_never_came_is_taken_away_with_it(start: Start) -> None:
     async with start() as bench:
         await bench.marking.cordon("typo", cordoned=True)
-        await bench.marking.remove("typo")
+        assert not (await bench.marking.remove("typo")).known
         assert await bench.store.nodes.list_marks() == ()
 
 

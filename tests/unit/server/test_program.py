@@ -145,6 +145,9 @@ class Half:
     def set_lease(self, seconds: float) -> None:
         self.told.append(seconds)
 
+    def set_replace_after(self, seconds: float) -> None:
+        self.replace_after = seconds
+
     def hurry(self) -> None:
         self.hurried += 1
 

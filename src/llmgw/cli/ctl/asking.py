@@ -34,6 +34,7 @@ _MEASURED = {
     "steps",
     "clock_skew_seconds",
     "memory_foreign_gb",
+    "memory_free_gb",
     "memory_used_gb",
     "temperature_c",
     "utilization_percent",

@@ -15,10 +15,20 @@ from llmgw.errors import ConfigError, LlmgwError, Problem, UsageError
 TIMEOUT_SECONDS = 30.0
 MAX_BODY_BYTES = 1024 * 1024
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
+# Of a name that can't be one.
+MAX_SHOWN = 200
 
 
 class NoAnswer(LlmgwError):  # noqa: N818 - named by what happens next, like all of them
     """Nothing answers there now; it may later."""
+
+
+class ToldNo(LlmgwError):  # noqa: N818 - named by what happened, like all of them
+    """The server says no; ``code`` is for programs."""
+
+    def __init__(self, message: str, code: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class _Impatient(socket.socket):
@@ -95,10 +105,11 @@ class Operator:
     def _told_no(self, answer: bytes) -> LlmgwError:
         try:
             error = json.loads(answer)["error"]
-            message, problems = str(error["message"]), [_problem(each) for each in error.get("problems", ())]
+            message, code = str(error["message"]), str(error["code"])
+            problems = [_problem(each) for each in error.get("problems", ())]
         except (ValueError, KeyError, TypeError, AttributeError):
             return self.stranger("an error that is not llmgw's")
-        return ConfigError(problems) if problems else LlmgwError(message)
+        return ConfigError(problems) if problems else ToldNo(message, code)
 
     def stranger(self, got: str) -> LlmgwError:
         """What to say of an answer that no llmgw gives; ``got`` says what it is."""
@@ -109,8 +120,19 @@ class Operator:
 
 
 def as_word(name: str) -> str:
-    """A name as one segment of a path, or the value of a query."""
+    """A name as one segment of a path, or the value of a query. UsageError where it would be another path."""
+    if not name or name.startswith("/") or name in {".", ".."}:
+        raise UsageError(f"{name!r} can't be a name")
     return quote(name, safe="", errors="replace")
+
+
+def as_node(name: str) -> str:
+    """The same of a node's name. UsageError where no node can have it."""
+    from llmgw.config.addresses import wrong_node  # brings YAML along, which --help can do without
+
+    if (why := wrong_node(name)) is not None:
+        raise UsageError(f"node {name[:MAX_SHOWN]!r} {why.removeprefix(f'{name!r} ')}")
+    return as_word(name)
 
 
 def _problem(told: Mapping[str, Any]) -> Problem:

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from llmgw.cli.ctl.asking import Asked, operator_options, show, tell
-from llmgw.cli.ctl.client import as_word
+from llmgw.cli.ctl.client import as_node
 from llmgw.cli.ctl.drawing import Block, shown
 from llmgw.cli.ctl.nodes import draw_only
 
@@ -26,7 +26,7 @@ def command(*, node: str, asked: Asked) -> None:
 
 def say(asked: Asked, node: str, *, cordoned: bool) -> None:
     """Have the node cordoned, or no longer."""
-    tell(asked, asked.operator.ask("POST", f"/nodes/{as_word(node)}/cordon", {"cordoned": cordoned}), draw)
+    tell(asked, asked.operator.ask("POST", f"/nodes/{as_node(node)}/cordon", {"cordoned": cordoned}), draw)
     if asked.watch:
         show(asked, "/nodes", partial(draw_only, name=node))
 
@@ -47,4 +47,6 @@ def never_here(answer: Any) -> list[Block]:
         return []
     close = answer.get("close")
     meant = "" if close is None else f"; did you mean {shown(close)}?"
-    return [f"no node of this name has ever been here, and it is kept for when one comes{meant}"]
+    kept = answer["cordoned"] or answer["labels"] or answer["without"]
+    fate = "it is kept for when one comes" if kept else "nothing is kept for it"
+    return [f"no node of this name has ever been here, and {fate}{meant}"]

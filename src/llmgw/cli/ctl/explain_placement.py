@@ -26,7 +26,8 @@ def command(*, model: str | None, file: str | None, decisions: bool, whole: bool
 
     Each node and profile has its verdict. Where there is a place, that and the second best are shown with what they
     cost, in seconds; where there is none, the smallest change that would make one. With more than 30 nodes those with
-    the same verdict are counted. With --what-if the models of a file are explained as if they had been added.
+    the same verdict are counted. With --what-if the models of a file are explained as if they had been added, each
+    after those before it have got their replicas.
 
     \b
     llmgw ctl explain-placement qwen-coder

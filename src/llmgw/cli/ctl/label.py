@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from llmgw.cli.ctl.asking import Asked, operator_options, show, tell
-from llmgw.cli.ctl.client import as_word
+from llmgw.cli.ctl.client import as_node
 from llmgw.cli.ctl.cordon import never_here
 from llmgw.cli.ctl.drawing import Block, shown
 from llmgw.cli.ctl.nodes import draw_only
@@ -28,7 +28,7 @@ def command(*, node: str, labels: tuple[str, ...], asked: Asked) -> None:
     llmgw ctl label gpu01 zone=a rack-
     """
     body = {"labels": _read(labels)}
-    tell(asked, asked.operator.ask("POST", f"/nodes/{as_word(node)}/labels", body), draw)
+    tell(asked, asked.operator.ask("POST", f"/nodes/{as_node(node)}/labels", body), draw)
     if asked.watch:
         show(asked, "/nodes", partial(draw_only, name=node))
 

@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show, tell
-from llmgw.cli.ctl.client import as_word
+from llmgw.cli.ctl.client import ToldNo, as_word
 from llmgw.cli.ctl.model_add import draw, read_file
 from llmgw.cli.ctl.model_show import draw as draw_model
 from llmgw.errors import ConfigError, LlmgwError, UsageError
@@ -51,7 +51,7 @@ def command(*, name: str, asked: Asked) -> None:
     is kept in its file. With --watch the model is shown afterwards.
     """
     kept = fetch(asked, name)
-    editor = find_editor(os.environ)
+    editor = find_editor(os.environ, is_terminal=sys.stdin.isatty() and sys.stdout.isatty())
     with keep_draft(kept) as path:
         answer = _edit(asked, kept, editor, path)
     if answer is None:
@@ -68,14 +68,14 @@ def fetch(asked: Asked, name: str) -> Kept:
     def read(answer: Any) -> Kept:
         model = answer["model"]
         if where := model.get("where"):
-            raise LlmgwError(f"{model['name']} is declared at {where}: edit it there, then `llmgw ctl reload`")
+            raise _Declared(f"{model['name']} is declared at {where}: edit it there, then `llmgw ctl reload`")
         return Kept(name=str(model["name"]), text=str(answer["text"]), added_at=float(answer["added_at"]))
 
     return drawn(asked.operator, asked.operator.ask("GET", f"/models/{as_word(name)}"), read)
 
 
-def find_editor(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The words of the command, less the file. UsageError where there is none."""
+def find_editor(environ: Mapping[str, str], *, is_terminal: bool) -> tuple[str, ...]:
+    """The words of the command, less the file. UsageError where there is none, or nobody who could use a usual one."""
     for variable in ("VISUAL", "EDITOR"):
         if not environ.get(variable, "").strip():
             continue
@@ -86,6 +86,11 @@ def find_editor(environ: Mapping[str, str]) -> tuple[str, ...]:
         if not words or shutil.which(words[0]) is None:
             raise UsageError(f"{variable}: {environ[variable]!r} begins with no program that can be run")
         return words
+    if not is_terminal:
+        raise UsageError(
+            "there is no terminal to edit on: name a program that edits by itself in EDITOR, or write the definition "
+            "to a file and send that with `llmgw ctl model add --replace -f FILE`"
+        )
     for program in USUAL_EDITORS:
         if shutil.which(program) is not None:
             return (program,)
@@ -107,11 +112,11 @@ def keep_draft(kept: Kept) -> Iterator[Path]:
         lost = _is_written(path, kept)
         if not lost:
             raise
-        raise LlmgwError(f"{error.message}\n{_where(path)}") from None
+        raise LlmgwError(f"{error.message}\n{_where(path, kept.name, error)}") from None
     except BaseException:
         lost = _is_written(path, kept)
         if lost:
-            say(f"llmgw: {_where(path)}")
+            say(f"llmgw: {_where(path, kept.name)}")
         raise
     finally:
         if not lost:
@@ -128,9 +133,40 @@ def _is_written(path: Path, kept: Kept) -> bool:
         return True
 
 
-def _where(path: Path) -> str:
+def _where(path: Path, name: str, error: BaseException | None = None) -> str:
     file = printable(shlex.quote(str(path)))
-    return f"what you wrote is kept in {file}; `llmgw ctl model add --replace -f {file}` sends it"
+    if isinstance(error, _Overtaken):
+        return f"what you wrote is kept in {file}; {error.way.format(file=file)}"
+    # Nobody is told to send what can't be, or would take the place of another model.
+    sendable = not isinstance(error, _Declared) and _is_of(path, name)
+    way = f"; `llmgw ctl model add --replace -f {file}` sends it" if sendable else ""
+    return f"what you wrote is kept in {file}{way}"
+
+
+def _is_of(path: Path, name: str) -> bool:
+    """Whether this is a definition of that model and no other, right or wrong."""
+    from llmgw.config.document import parse_document  # brings YAML along, which --help can do without
+
+    try:
+        text = read_file(str(path))
+        _check_name(text, path.name, name)
+        top, _ = parse_document(text, path.name)
+        stanza = top.sections("models")[0] if top.has("models") else top
+        return stanza.text("name", "") == name
+    except (LlmgwError, LookupError):
+        return False
+
+
+class _Declared(LlmgwError):  # noqa: N818 - named by what is so
+    """The model is server.yaml's."""
+
+
+class _Overtaken(LlmgwError):  # noqa: N818 - named by what happened, like all of them
+    """Somebody else changed the model meanwhile. ``way`` says what may be done with ``{file}``."""
+
+    def __init__(self, message: str, way: str) -> None:
+        super().__init__(message)
+        self.way = way
 
 
 def _edit(asked: Asked, kept: Kept, editor: tuple[str, ...], path: Path) -> bytes | None:
@@ -192,12 +228,18 @@ def _check_name(text: str, file: str, name: str) -> None:
 
 
 def _check_unchanged(asked: Asked, kept: Kept) -> None:
-    """LlmgwError where the server has another definition now than the one that was edited."""
-    if fetch(asked, kept.name) != kept:
-        raise LlmgwError(
-            f"{kept.name} was changed on the server while you edited it (`llmgw ctl model show {kept.name}`): "
-            "nothing is sent"
-        )
+    """LlmgwError where the server has another definition now than the one that was edited, or none."""
+    try:
+        now = fetch(asked, kept.name)
+    except ToldNo as error:
+        if error.code != "unknown_model":
+            raise
+        message = f"{kept.name} was removed from the server while you edited it: nothing is sent"
+        raise _Overtaken(message, "`llmgw ctl model add -f {file}` adds it again") from None
+    if now != kept:
+        message = f"{kept.name} was changed on the server while you edited it: nothing is sent"
+        way = f"look at what it is now (`llmgw ctl model show {kept.name}`), and edit that"
+        raise _Overtaken(message, way)
 
 
 def _ask_to_go_on(

@@ -10,7 +10,7 @@ from llmgw.cli.ctl.asking import Asked, operator_options, show
 from llmgw.cli.ctl.drawing import UNKNOWN, Block, Grid, listed, shown
 from llmgw.cli.ctl.figures import ago, free_of, share_gb
 
-COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "DISK", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
+COLUMNS = ("NODE", "STATE", "GPUS", "MEM FREE", "DISK FREE", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
 
 
 @click.command("nodes")
@@ -20,8 +20,10 @@ def command(*, asked: Asked) -> None:
 
     STATE is ready, joining (connected, not registered yet), silent (its link is down), lost (silent for longer than
     its lease) or unseen (it was marked and has never been here), with ",cordoned" where nothing new is placed. GPUS are
-    those that no replica has, of all. MEM and DISK are free/total; DISK is that of the filesystems for weights. A
-    fabric that is out of service is marked (down). A dash is not known. Below stands what is the matter with a machine.
+    those that no replica has, of all. MEM FREE is what replicas could still book, of all: without what they have
+    booked, whatever they use of it, and what other programs hold. DISK FREE is of the filesystems for weights, of all.
+    A fabric that is out of service is marked (down). A dash is not known. LAST SEEN with a "<" is of before the
+    server's start, and may have been later. Below stands what is the matter with a machine.
     """
     show(asked, "/nodes", draw)
 
@@ -43,13 +45,19 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         shown(node["node"]),
         shown(node["state"]) + (",cordoned" if node.get("cordoned") else ""),
         _gpus(node),
-        share_gb(node.get("memory_available_gb"), node.get("memory_gb")),
+        share_gb(node.get("memory_free_gb"), node.get("memory_gb")),
         _disk(node.get("disks")),
         listed(node.get("classes")),
         listed([_fabric(fabric) for fabric in node.get("fabrics") or ()]),
         str(len(node["replicas"])),
-        ago(node.get("heard_seconds_ago")),
+        _heard(node),
     )
+
+
+def _heard(node: dict[str, Any]) -> str:
+    when = ago(node.get("heard_seconds_ago"))
+    # The store is some minutes behind: else a node that was there a moment ago would seem to have gone long before.
+    return f"<{when}" if node.get("heard_before_start") and when not in {UNKNOWN, "now"} else when
 
 
 def _gpus(node: dict[str, Any]) -> str:

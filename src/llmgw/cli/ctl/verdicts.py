@@ -45,6 +45,8 @@ def _now(answer: Any) -> Iterator[Block]:
     name, wanted, most = shown(answer["explanation"]["model"]), answer["wanted"], answer["most"]
     written = " as it is written" if answer["what_if"] else ""
     yield f"{name}{written}: {wanted} {'replica' if wanted == 1 else 'replicas'} wanted, {most} at most"
+    if (missing := answer.get("missing", 0)) > 1:
+        yield f"  {answer['places']} of the {missing} that it lacks find a place, one after the other"
     for replica in answer["replicas"]:
         nodes = [shard["node"] for shard in replica["shards"]] or [replica["node"]]
         state = "failed" if replica["state"] == "ended" else replica["state"]
@@ -158,7 +160,7 @@ def _decisions(decisions: Sequence[Any], *, with_model: bool) -> Grid:
             shown(each["model"]),
             shown(each.get("replica")),
             _where(each),
-            _why(each),
+            shown(each["why"]),
         )
         for each in decisions
     )
@@ -172,9 +174,3 @@ def _where(decision: Any) -> str:
         return "no place"
     by = f" by {shown(decision['profile'])}" if decision.get("profile") else ""
     return f"{_named(decision['nodes'])}{by}"
-
-
-def _why(decision: Any) -> str:
-    reasons = decision.get("reasons") or {}
-    counted = ", ".join(f"{count} {shown(reason)}" for reason, count in reasons.items())
-    return f"{counted}: {shown(decision['why'])}" if counted else shown(decision["why"])

@@ -9,7 +9,7 @@ import pytest
 
 from llmgw.admin import manage
 from llmgw.cli.ctl.address import Address
-from llmgw.cli.ctl.client import MAX_BODY_BYTES, NoAnswer, Operator, as_word
+from llmgw.cli.ctl.client import MAX_BODY_BYTES, NoAnswer, Operator, as_node, as_word
 from llmgw.errors import ConfigError, LlmgwError, UsageError
 
 
@@ -148,3 +148,22 @@ def test_a_port_that_does_not_speak_http_is_recognised() -> None:
         with pytest.raises(LlmgwError, match=r"is no operator port of llmgw \(no HTTP\)"):
             Operator(Address(host=host, port=number, source="the default")).ask("GET", "/nodes")
         greeting.join()
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "/x"])
+def test_a_name_that_would_be_another_path_is_refused(name: str) -> None:
+    with pytest.raises(UsageError, match=r"can't be a name$"):
+        as_word(name)
+
+
+@pytest.mark.parametrize("words", [("explain-placement", ""), ("model", "show", ""), ("model", "rm", "..")])
+def test_an_odd_name_is_told_before_anybody_is_asked(port: Any, ctl: Any, words: tuple[str, ...]) -> None:
+    ended = ctl(*words)
+    assert (ended.status, "can't be a name" in ended.err, port.heard) == (2, True, [])
+
+
+def test_a_word_of_a_path_has_no_path_in_it() -> None:
+    assert as_word("org/m+x") == "org%2Fm%2Bx"
+    assert as_node("gpu01.lab") == "gpu01.lab"
+    with pytest.raises(UsageError, match=r"^node '\.\./x' is not a DNS name"):
+        as_node("../x")

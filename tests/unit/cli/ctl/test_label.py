@@ -21,8 +21,11 @@ def test_a_node_without_any_has_its_own(port: Any, ctl: Any) -> None:
 
 
 def test_one_that_was_never_here_is_told_so(port: Any, ctl: Any) -> None:
-    port.will_answer("POST", "/nodes/gpu01/labels", {**LABELLED, "known": False})
-    assert "no node of this name has ever been here" in ctl("label", "gpu01", "zone-").out
+    port.will_answer("POST", "/nodes/gpu01/labels", {**LABELLED, "known": False, "without": ["zone"]})
+    assert (
+        "no node of this name has ever been here, and it is kept for when one comes"
+        in ctl("label", "gpu01", "zone-").out
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 import pty
 import re
@@ -61,6 +62,13 @@ def editor(tmp_path: Path, drafts: Path, monkeypatch: pytest.MonkeyPatch) -> Edi
 def kept_file(said: str) -> Path:
     """The file that a message says is kept."""
     (found,) = re.findall(r"what you wrote is kept in (\S+); `llmgw ctl model add --replace -f \1` sends it", said)
+    return Path(found)
+
+
+def kept_only(said: str) -> Path:
+    """The same where nobody is told to send it."""
+    assert "model add --replace" not in said
+    (found,) = re.findall(r"what you wrote is kept in (\S+?)(?:;|$)", said.strip())
     return Path(found)
 
 
@@ -160,7 +168,8 @@ def test_what_can_not_be_this_model_is_not_sent_and_kept(
     ended = ctl("model", "edit", "m")
     assert ended.status == 1
     assert said in ended.err
-    assert kept_file(ended.err).exists()
+    # to send it would replace another model, or can't work
+    assert kept_only(ended.err).exists()
     assert posts(port) == []
 
 
@@ -182,23 +191,72 @@ def test_one_model_of_a_list_stays_one(port: Any, ctl: Any, editor: Editor) -> N
 
 
 @pytest.mark.parametrize(
-    "now",
+    ("now", "said"),
     [
-        {**KEPT, "added_at": 13.5},
-        {**KEPT, "text": "name: m\nsource: /other.gguf\n"},
-        {"model": {"name": "m", "where": "server.yaml:1:1"}, "definition": {}},
+        ({**KEPT, "added_at": 13.5}, "m was changed on the server while you edited it: nothing is sent"),
+        (
+            {**KEPT, "text": "name: m\nsource: /other.gguf\n"},
+            "look at what it is now (`llmgw ctl model show m`), and edit that",
+        ),
+        ({"model": {"name": "m", "where": "server.yaml:1:1"}, "definition": {}}, "m is declared at server.yaml:1:1"),
     ],
 )
 def test_what_somebody_else_changed_meanwhile_is_not_overwritten(
-    port: Any, ctl: Any, editor: Editor, now: dict[str, Any]
+    port: Any, ctl: Any, editor: Editor, now: dict[str, Any], said: str
 ) -> None:
     port.will_answer("GET", "/models/m", KEPT, now)
     editor('echo "task: chat" >> "$1"')
     ended = ctl("model", "edit", "m")
     assert ended.status == 1
-    assert "m was changed on the server while you edited it" in ended.err or "m is declared at" in ended.err
-    assert kept_file(ended.err).read_text() == f"{TEXT}task: chat\n"
+    assert said in ended.err
+    assert kept_only(ended.err).read_text() == f"{TEXT}task: chat\n"
     assert posts(port) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        ("unknown_model", "m was removed from the server while you edited it: nothing is sent"),
+        ("failed", "the disk is full"),
+    ],
+)
+def test_one_that_was_removed_meanwhile_is_added_again_only_by_who_says_so(
+    port: Any, ctl: Any, editor: Editor, code: str, said: str
+) -> None:
+    port.will_answer("GET", "/models/m", KEPT)
+    error = {"error": {"code": code, "message": "the disk is full"}}
+    port.answers[("GET", "/models/m")].append((404, "application/json", json.dumps(error).encode()))
+    editor('echo "task: chat" >> "$1"')
+    ended = ctl("model", "edit", "m")
+    assert (ended.status, said in ended.err, posts(port)) == (1, True, [])
+    if code == "unknown_model":
+        file = kept_only(ended.err)
+        assert f"`llmgw ctl model add -f {file}` adds it again" in ended.err
+    else:
+        assert kept_file(ended.err).exists()
+
+
+def test_without_a_name_in_it_nobody_is_told_to_send_it(port: Any, ctl: Any, editor: Editor) -> None:
+    port.will_answer("GET", "/models/m", KEPT)
+    port.will_answer("POST", "/models", WRONG, status=400)
+    editor('sed -i /name/d "$1"')
+    assert kept_only(ctl("model", "edit", "m").err).read_text() == "# größer\nsource: /m.gguf\n"
+
+
+def test_without_a_terminal_no_editor_is_guessed(
+    port: Any, ctl: Any, drafts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vim was started on /dev/null, and hung."""
+    port.will_answer("GET", "/models/m", KEPT)
+    monkeypatch.delenv("VISUAL", raising=False)
+    monkeypatch.delenv("EDITOR", raising=False)
+    ended = ctl("model", "edit", "m")
+    assert (ended.status, ended.err) == (
+        2,
+        "llmgw: there is no terminal to edit on: name a program that edits by itself in EDITOR, or write the "
+        "definition to a file and send that with `llmgw ctl model add --replace -f FILE`\n",
+    )
+    assert os.listdir(drafts) == []
 
 
 def test_a_server_that_has_gone_meanwhile_costs_nothing_that_was_written(port: Any, ctl: Any, editor: Editor) -> None:
@@ -259,19 +317,19 @@ def test_the_editor_is_the_named_one_else_a_usual_one(tmp_path: Path, monkeypatc
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert find_editor({"VISUAL": "vi -p", "EDITOR": "nano"}) == ("vi", "-p")
-    assert find_editor({"VISUAL": " ", "EDITOR": "nano"}) == ("nano",)
-    assert find_editor({}) == ("vi",)
+    assert find_editor({"VISUAL": "vi -p", "EDITOR": "nano"}, is_terminal=False) == ("vi", "-p")
+    assert find_editor({"VISUAL": " ", "EDITOR": "nano"}, is_terminal=True) == ("nano",)
+    assert find_editor({}, is_terminal=True) == ("vi",)
     for value, said in (
         ("code --wait", "EDITOR: 'code --wait' begins with no program"),
         ("'vi", 'EDITOR: "\'vi" is no command'),
         ("''", "EDITOR: \"''\" begins with no program"),
     ):
         with pytest.raises(UsageError, match=f"^{re.escape(said)}"):
-            find_editor({"EDITOR": value})
+            find_editor({"EDITOR": value}, is_terminal=True)
     monkeypatch.setenv("PATH", str(tmp_path / "nowhere"))
     with pytest.raises(UsageError, match=r"^there is no editor here \(sensible-editor, .*\): name yours in VISUAL or"):
-        find_editor({})
+        find_editor({}, is_terminal=True)
     assert "vi" in USUAL_EDITORS
 
 
@@ -280,10 +338,6 @@ def test_no_editor_is_told_and_leaves_nothing(
 ) -> None:
     port.will_answer("GET", "/models/m", KEPT)
     monkeypatch.delenv("VISUAL", raising=False)
-    monkeypatch.delenv("EDITOR", raising=False)
-    monkeypatch.setenv("PATH", str(drafts))
-    ended = ctl("model", "edit", "m")
-    assert (ended.status, "there is no editor here" in ended.err) == (2, True)
     monkeypatch.setenv("EDITOR", str(drafts.parent / "odd"))
     (drafts.parent / "odd").write_bytes(b"\x7fELF")
     (drafts.parent / "odd").chmod(0o755)

@@ -39,6 +39,7 @@ DETAIL: dict[str, Any] = {
     },
     "replicas": [],
     "rejections": [{"node": "n1", "profile": "tp2", "reason": "no_gpu", "detail": "no GPU"}],
+    "more_rejections": 0,
     "text": "name: m\n# why\n",
     "added_at": 1_700_000_000.0,
 }

@@ -14,7 +14,8 @@ N1: dict[str, Any] = {
     "connected": True,
     "heard_seconds_ago": 2.1,
     "memory_gb": 128.4,
-    "memory_available_gb": 97.12,
+    "memory_available_gb": 120.0,
+    "memory_free_gb": 97.12,
     "disks": [
         {"path": "/", "free_gb": 50.0, "total_gb": 100.0},
         {"path": "/m", "free_gb": 1.4, "total_gb": 900.0},
@@ -39,7 +40,7 @@ def test_nodes_are_a_table_with_what_is_known(port: Any, ctl: Any) -> None:
     ended = ctl("nodes")
     assert ended.status == 0
     assert ended.out == (
-        "NODE   STATE  GPUS      MEM         DISK         CLASSES   FABRICS          REPLICAS  LAST SEEN\n"
+        "NODE   STATE  GPUS      MEM FREE    DISK FREE    CLASSES   FABRICS          REPLICAS  LAST SEEN\n"
         "gpu01  ready  1/2 free  97.1/128GB  51.4/1000GB  h100-80g  ib-a,ib-b(down)  2         2s ago\n"
         "n2     lost   -         -           -            -         -                0         -\n"
     )
@@ -80,6 +81,20 @@ def test_json_has_the_nvlink_peers_that_are_known(port: Any, ctl: Any) -> None:
     assert [gpu.get("nvlink_peers") for gpu in node["gpus"]] == [[], None]
 
 
+@pytest.mark.parametrize(
+    ("facts", "cell"),
+    [
+        ({"heard_seconds_ago": 194.0}, "3m14s ago"),
+        ({"heard_seconds_ago": 194.0, "heard_before_start": True}, "<3m14s ago"),
+        ({"heard_seconds_ago": 0.1, "heard_before_start": True}, "now"),
+        ({}, "-"),
+    ],
+)
+def test_what_the_store_remembers_of_a_node_may_have_been_later(facts: dict[str, Any], cell: str) -> None:
+    """A node that was heard four seconds before the server's end was "3m14s ago"."""
+    assert row_of(**facts)[-1] == cell
+
+
 def test_without_nodes_there_is_the_head(port: Any, ctl: Any) -> None:
     port.will_answer("GET", "/nodes", {"nodes": []})
     assert ctl("nodes").out.split()[0] == "NODE"
@@ -87,5 +102,5 @@ def test_without_nodes_there_is_the_head(port: Any, ctl: Any) -> None:
 
 def test_one_of_them_can_be_drawn_alone() -> None:
     assert plain(draw_only({"nodes": [N1, N2]}, "n2")).splitlines()[1:] == [
-        "n2    lost   -     -    -     -        -        0         -"
+        "n2    lost   -     -         -          -        -        0         -"
     ]

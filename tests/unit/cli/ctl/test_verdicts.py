@@ -11,7 +11,7 @@ import pytest
 from llmgw.admin.views import ExplanationView, encode
 from llmgw.cli.ctl.drawing import plain
 from llmgw.cli.ctl.verdicts import MANY, draw_decisions, draw_explanation
-from llmgw.core.hosts import Host
+from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import EngineFound, FabricFound, Gpu, Node, NodeId
 from llmgw.core.placement import explain
@@ -131,9 +131,23 @@ def test_of_a_definition_that_is_only_written_it_is_said_what_would_make_way() -
     ]
 
 
+def test_how_many_of_several_would_find_a_place_is_said() -> None:
+    told = answer(host("n1"), what_if=True, missing=3, places=1)
+    assert lines(told)[1] == "  1 of the 3 that it lacks find a place, one after the other"
+    assert lines(answer(host("n1"), what_if=True, missing=1, places=1))[1] == "", "the place itself stands below"
+
+
+def test_nodes_that_have_not_come_yet_are_in_the_table() -> None:
+    model = Model(name=ModelName("m"), source="hf:m", profiles=(TP2,))
+    found = explain(model, (), {}, 0.0, away={NodeId("n1"): Standing.SILENT, NodeId("n2"): Standing.LOST})
+    told = lines(json.loads(encode(ExplanationView(explanation=found, wanted=1, most=2))))
+    assert told[3].startswith("the smallest change that would make one: wait for n1, n2")
+    assert [line.split()[1:3] for line in told[6:]] == [["n1", "node_silent"], ["n2", "node_lost"]]
+
+
 def test_what_holds_everything_up_is_said() -> None:
     told = answer(host("n1"), held_up="the server has begun anew and waits for what n2 run")
-    assert lines(told)[1] == "  nothing is placed now: the server has begun anew and waits for what n2 run"
+    assert lines(told)[1] == "  the server has begun anew and waits for what n2 run"
 
 
 DECISIONS = [
@@ -148,7 +162,7 @@ DECISIONS = [
     {
         "seconds_ago": 90.0,
         "model": "m",
-        "why": "uncordon n1",
+        "why": "1 cordoned, 2 no_gpu",
         "nodes": [],
         "reasons": {"cordoned": 1, "no_gpu": 2},
     },
@@ -159,7 +173,7 @@ def test_decisions_are_told_with_what_became_of_them() -> None:
     assert plain(draw_decisions({"decisions": DECISIONS})) == (
         "WHEN       MODEL  REPLICA  WHERE          WHY\n"
         "3s ago     m      rep-m-1  n1, n2 by tp2  the least cost: 600 s\n"
-        "1m30s ago  m      -        no place       1 cordoned, 2 no_gpu: uncordon n1"
+        "1m30s ago  m      -        no place       1 cordoned, 2 no_gpu"
     )
 
 
