@@ -10,7 +10,7 @@ from llmgw.cli.ctl.asking import Asked, operator_options, show
 from llmgw.cli.ctl.drawing import UNKNOWN, Block, Grid, listed, shown
 from llmgw.cli.ctl.figures import ago, free_of, share_gb
 
-COLUMNS = ("NODE", "STATE", "GPUS", "MEM FREE", "DISK FREE", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
+COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "DISK", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
 
 
 @click.command("nodes")
@@ -20,8 +20,8 @@ def command(*, asked: Asked) -> None:
 
     STATE is ready, joining (connected, not registered yet), silent (its link is down), lost (silent for longer than
     its lease) or unseen (it was marked and has never been here), with ",cordoned" where nothing new is placed. GPUS are
-    those that no replica has, of all. MEM FREE is what replicas could still book, of all: without what they have
-    booked, whatever they use of it, and what other programs hold. DISK FREE is of the filesystems for weights, of all.
+    those that no replica has, of all. MEM is what replicas could still book, of all: without what they have booked,
+    whatever they use of it, and what other programs hold. DISK is what is free of the filesystems for weights, of all.
     A fabric that is out of service is marked (down). A dash is not known. LAST SEEN with a "<" is of before the
     server's start, and may have been later. Below stands what is the matter with a machine.
     """

@@ -40,7 +40,7 @@ def test_nodes_are_a_table_with_what_is_known(port: Any, ctl: Any) -> None:
     ended = ctl("nodes")
     assert ended.status == 0
     assert ended.out == (
-        "NODE   STATE  GPUS      MEM FREE    DISK FREE    CLASSES   FABRICS          REPLICAS  LAST SEEN\n"
+        "NODE   STATE  GPUS      MEM         DISK         CLASSES   FABRICS          REPLICAS  LAST SEEN\n"
         "gpu01  ready  1/2 free  97.1/128GB  51.4/1000GB  h100-80g  ib-a,ib-b(down)  2         2s ago\n"
         "n2     lost   -         -           -            -         -                0         -\n"
     )
