@@ -17,7 +17,7 @@ async def watched(autojump_clock, nursery):
     return tether, given_up
 
 
-async def test_a_loss_is_given_up_once(watched):
+async def test_a_loss_is_given_up_once(autojump_clock, watched):
     tether, given_up = watched
     with tether.holding():
         await trio.sleep(1000)
@@ -27,13 +27,13 @@ async def test_a_loss_is_given_up_once(watched):
     assert tether.overdue
 
 
-async def test_nothing_is_given_up_before_there_was_a_link(watched):
+async def test_nothing_is_given_up_before_there_was_a_link(autojump_clock, watched):
     tether, given_up = watched
     await trio.sleep(10_000)
     assert (given_up, tether.overdue) == ([], False)
 
 
-async def test_each_loss_counts_from_its_own_beginning(watched):
+async def test_each_loss_counts_from_its_own_beginning(autojump_clock, watched):
     tether, given_up = watched
     for _ in range(3):
         with tether.holding():
@@ -48,7 +48,7 @@ async def test_each_loss_counts_from_its_own_beginning(watched):
     assert given_up == [(300, 75), (500, 75)]
 
 
-async def test_a_link_that_fails_is_lost_as_well(watched):
+async def test_a_link_that_fails_is_lost_as_well(autojump_clock, watched):
     tether, given_up = watched
     with pytest.raises(ZeroDivisionError), tether.holding():
         raise ZeroDivisionError
@@ -57,7 +57,7 @@ async def test_a_link_that_fails_is_lost_as_well(watched):
 
 
 @pytest.mark.parametrize("seed", range(8))
-async def test_a_link_that_is_back_in_the_very_moment_is_back(watched, seed):
+async def test_a_link_that_is_back_in_the_very_moment_is_back(autojump_clock, watched, seed):
     tether, given_up = watched
     with tether.holding():
         await trio.sleep(1)

@@ -339,6 +339,7 @@ async def test_a_shard_that_can_not_even_be_forgotten_ends(link, engines, settin
 async def test_a_link_with_a_fault_of_its_own_is_tried_again(link, engines, settings, make_spec, caplog):
     class Faulty:
         failed = frozenset()
+        give_up_seconds = None
 
         async def report(self, event):
             self.fail_once(type(event).__name__)
@@ -384,6 +385,7 @@ from llmgw.engines.registry import load_engines
 spec = msgspec.json.decode(sys.argv[1], type=ShardSpec)
 
 class Link:
+    give_up_seconds = None
     async def desired(self, after):
         if after >= 1:
             await trio.sleep_forever()

@@ -102,5 +102,5 @@ def test_without_nodes_there_is_the_head(port: Any, ctl: Any) -> None:
 
 def test_one_of_them_can_be_drawn_alone() -> None:
     assert plain(draw_only({"nodes": [N1, N2]}, "n2")).splitlines()[1:] == [
-        "n2    lost   -     -         -          -        -        0         -"
+        "n2    lost   -     -    -     -        -        0         -"
     ]
