@@ -20,11 +20,12 @@ from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ShardId, ShardReport, ShardSpec
 from llmgw.errors import LlmgwError
 
-PROTOCOL = 4
+PROTOCOL = 5
 # A server is upgraded before its agents: it speaks what they spoke before.
 OLDEST = 1
 # From here on agents tell what they have applied; know all that a definition of protocol 3 may ask for; and look for
-# GPUs and take those that are booked for a shard, and no others.
+# GPUs and take those that are booked for a shard, and no others. Since 5 they wait for ``ShardSpec.go``, which those
+# before pass over: they launch at once, and say so.
 TELLS_APPLIED = 2
 KNOWS_ALL_KEYS = 3
 TELLS_GPUS = 4
@@ -76,7 +77,7 @@ _TEXTS: Mapping[str, Any] = {
     ),
     **dict.fromkeys(("uuid", "nvlink_peers", "ShardSpec.gpus", "fabric", "FabricFound.name", "hcas"), _ShortName),
     **dict.fromkeys(("gpu_driver", "pci", "shape", "interface", "labels", "Gpu.gpu_class"), _Short),
-    **dict.fromkeys(("Gpu.name", "ForeignUse.name"), _Short),
+    **dict.fromkeys(("Gpu.name", "ForeignUse.name", "Measured.version"), _Short),
     # (what the server makes of an address, with a port, has to pass as well)
     "address": _Address,
     "rendezvous": _Host,
@@ -98,6 +99,7 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     "epoch": (0, 2**40),
     "cores": (0, 100_000),
     **dict.fromkeys(("memory_gb", "memory_available_gb", "memory_used_gb", "memory_foreign_gb"), (0, 10**7)),
+    **dict.fromkeys(("load_seconds", "gpu_gb"), (0, 10**7)),
     **dict.fromkeys(("free_gb", "total_gb"), (0, 10**9)),
     **dict.fromkeys(("gpu_memory_gb", "min_memory_gb", "min_disk_gb"), (0, 10**9)),
     **dict.fromkeys(("tp", "pp", "count"), (1, 10**6)),

@@ -16,6 +16,7 @@ answer does. The fields of ``fake``, all optional:
     usage                                "none" | "strings" | "nulls" | "every_chunk"
     no_done, no_finish                   the stream ends without [DONE]; without a finish_reason
     pings                                a comment line before each event
+    hold                                 the last event of a stream comes once this file is there
     flood                                so many bytes without a pause (-1: for ever)
     framing                              "chunked" | "length" | "close" | "http10"
     close                                the connection closes right after a reply that promised keep-alive
@@ -30,6 +31,15 @@ FAKE_PROBE in the environment spoils ``--version`` and ``--help``, by words betw
     silent           the help is empty
     without=FLAG     the help has no such flag, and a launch that gives it fails
     deprecated=FLAG  the help says that the flag is deprecated
+
+The process may be in a mode, which ``--behave``, the text of ``--behave-file`` or POST /fake/mode {"mode": "hung"} sets
+and "" ends. An absent file says "" too; what counts is the last word of any of them:
+
+    hung     /health and /metrics answer, and no request does: its steps and its cache stand still
+    busy     no request is answered, and its steps grow
+    frozen   the whole process is stopped (SIGSTOP), until somebody sends SIGCONT
+
+``--hold-mb N`` takes so much memory when it starts to load.
 
 GET /fake/requests tells every request seen, the SHA-256 of its body, and how it ended; POST /fake/health
 {"status": N, "body": "...", "silent": true} changes the health from now on; POST /fake/exit {"code": N} ends the
@@ -185,8 +195,8 @@ def error_body(shape, status, message="the fake engine was asked to fail"):
 class Reply:
     """One answer being written: head, then pieces in the framing that was asked for."""
 
-    def __init__(self, conn, fake, keep):
-        self.conn, self.fake, self.keep = conn, fake, keep
+    def __init__(self, conn, fake, keep, wait_free):
+        self.conn, self.fake, self.keep, self.wait_free = conn, fake, keep, wait_free
         self.framing = fake.get("framing", "chunked")
         if self.framing in ("close", "http10"):
             self.keep = False
@@ -224,6 +234,8 @@ class Reply:
             raise Cut
 
     async def write(self, octets):
+        if self.wait_free is not None:
+            await self.wait_free()
         if self.fake.get("bytewise"):
             for octet in octets:
                 await self.conn.send(bytes([octet]))
@@ -273,6 +285,43 @@ class Engine:
         self.prompt_tokens = 0
         self.ended = asyncio.Event()
         self.code = options.exit_code
+        self.mode = ""
+        self.left_mode = asyncio.Event()
+        self.busy_since = 0.0
+        self.busy_steps = 0
+        self.cache_percent = 0
+        self.memory = b"x" * (1_000_000 * options.hold_mb)
+        self.enter(options.behave)
+
+    def enter(self, mode):
+        """From now on; one that is frozen goes on in its ordinary mode."""
+        if mode == self.mode:
+            return
+        self.busy_steps, self.busy_since = self.count_busy_steps(), time.monotonic()
+        self.mode = "" if mode == "frozen" else mode
+        if not self.mode:
+            self.left_mode.set()
+            self.left_mode = asyncio.Event()
+        if mode == "frozen":
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    def count_busy_steps(self):
+        return self.busy_steps + (int(100 * (time.monotonic() - self.busy_since)) if self.mode == "busy" else 0)
+
+    async def watch_mode(self, path):
+        """What the file says, and nothing as long as it says the same as before."""
+        said = ""
+        while True:
+            mode = read_mode(path)
+            if mode != said:
+                said = mode
+                self.enter(mode)
+            await asyncio.sleep(0.02)
+
+    async def wait_free(self):
+        """Until requests are answered."""
+        while self.mode:
+            await self.left_mode.wait()
 
     def is_ready(self):
         options = self.options
@@ -313,9 +362,10 @@ class Engine:
         self.seen.append(seen)
         body = seen.body if isinstance(seen.body, dict) else {}
         fake = body.get("fake") or {}
-        reply = Reply(conn, fake, keep)
         path = seen.path.partition("?")[0]
-        if path.startswith("/fake/") or path in ("/health", "/metrics", "/v1/models"):
+        is_plain = path.startswith("/fake/") or path in ("/health", "/metrics", "/v1/models")
+        reply = Reply(conn, fake, keep, None if is_plain else self.wait_free)
+        if is_plain:
             await self.serve_plain(path, body, reply)
         elif not self.is_ready():
             await reply.whole(503, error_body("llamacpp", 503, "Loading model"))
@@ -351,6 +401,9 @@ class Engine:
             case "/fake/health":
                 self.health = body
                 await reply.whole(200, "{}")
+            case "/fake/mode":
+                await reply.whole(200, "{}")
+                self.enter(body.get("mode", ""))
             case "/fake/exit":
                 self.code = body.get("code", 0)
                 await reply.whole(200, "{}")
@@ -364,10 +417,13 @@ class Engine:
 
     def metrics(self):
         """Of each prompt after the first the cache had all but one token; a step is a byte of an answer."""
-        steps = sum(seen.bytes_written for seen in self.asked())
+        steps = sum(seen.bytes_written for seen in self.asked()) + self.count_busy_steps()
         running = sum(seen.state == "open" and seen.path.startswith("/v1/") for seen in self.seen)
         cached = max(self.prompt_tokens - 7, 0) // 7 * 6
-        counts = {"running": running, "waiting": 0, "cache_percent": min(10 * running, 100)}
+        counts = {"running": running, "waiting": 0}
+        if self.mode != "hung":
+            self.cache_percent = min(10 * running, 100)
+        counts["cache_percent"] = self.cache_percent
         counts |= {"prompt_tokens": self.prompt_tokens, "cached_tokens": cached, "steps": steps}
         return "# HELP fake_running x\n" + "".join(f"fake_{name} {count}\n" for name, count in counts.items())
 
@@ -382,6 +438,12 @@ class Engine:
             await reply.whole(503, error_body("llamacpp", 503, "Loading model"))
         else:
             await reply.whole(200, '{"status":"ok"}')
+
+
+def read_mode(path):
+    with suppress(OSError), open(path, encoding="utf-8") as file:
+        return file.read().strip()
+    return ""
 
 
 def embeddings(body):
@@ -492,6 +554,8 @@ async def stream(reply, body, fake, *, chat, name):
         events.append({"choices": [], "usage": usage})
     after = fake.get("after", 0)
     for at, event in enumerate(events):
+        if at + 1 == len(events):
+            await wait_file(fake.get("hold", ""))
         text = "data: " + json.dumps(frame | event, ensure_ascii=False) + line_end * 2
         await spoil(reply, fake, text.encode(), at == after, at)
         if fake.get("pings"):
@@ -503,6 +567,17 @@ async def stream(reply, body, fake, *, chat, name):
     if not fake.get("no_done"):
         await reply.piece(f"data: [DONE]{line_end}{line_end}".encode())
     await reply.end()
+
+
+def is_there(path):
+    return not path or os.path.exists(path)
+
+
+async def wait_file(path):
+    while True:
+        if is_there(path):
+            return
+        await asyncio.sleep(0.02)
 
 
 async def spoil(reply, fake, octets, here, at):
@@ -563,6 +638,7 @@ async def run(options):
     except OSError:
         print(f"fatal: port {options.port} is already in use\ngiving up: HTTP server error", flush=True)
         return 1
+    watching = asyncio.create_task(engine.watch_mode(options.behave_file)) if options.behave_file else None
     print(f"loading: {options.model}", flush=True)
     for line in options.print_line:
         print(line, flush=True)
@@ -571,6 +647,8 @@ async def run(options):
         sys.stdout.flush()
     print(f"listening on http://{options.host}:{server.sockets[0].getsockname()[1]}", flush=True)
     await engine.ended.wait()
+    if watching is not None:
+        watching.cancel()
     server.close()
     return engine.code
 
@@ -597,6 +675,9 @@ FLAGS = {
     "--crash-after": {"type": float, "help": "seconds after loading until the process ends by itself"},
     "--crash-at-start": {"action": "store_true", "help": "end before listening"},
     "--exit-code": {"type": int, "default": 0},
+    "--behave": {"default": "", "choices": ["", "hung", "busy", "frozen"], "help": "how it begins"},
+    "--behave-file": {"default": "", "help": "what stands in this file is the mode"},
+    "--hold-mb": {"type": int, "default": 0, "help": "so many MB of memory that it takes"},
     "--deaf-to-term": {"action": "store_true"},
     "--spawn-child": {"action": "store_true", "help": "a child that goes on when the parent is gone"},
     "--print-line": {"action": "append", "default": [], "help": "a line of the log; may be repeated"},

@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import signal
 import struct
 import subprocess
 import sys
@@ -236,6 +237,23 @@ async def test_bytes_come_one_by_one_and_characters_in_halves(port):
     assert b"\xc3\r\n" in halves
 
 
+async def test_the_end_of_a_stream_waits_for_its_file(port, tmp_path):
+    gate = tmp_path / "gate"
+    with trio.fail_after(60):
+        async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+            await stream.send_all(request(chat(tokens=2, hold=str(gate))))
+            said = b""
+            while "Gruß ".encode() not in said:
+                said += await stream.receive_some()
+            with trio.move_on_after(0.1) as waiting:
+                said += await stream.receive_some()
+            assert waiting.cancelled_caught
+            gate.touch()
+            said += b"".join([bytes(chunk) async for chunk in stream])
+    assert b"finish_reason" in said
+    assert unchunk(said).endswith(b"data: [DONE]\n\n")
+
+
 async def test_a_long_line_crlf_pings_and_a_missing_end(port):
     long = events(await ask(port, chat(tokens=1, line_kb=300)))
     assert len(long[2]["choices"][0]["delta"]["content"]) == 300_000
@@ -353,3 +371,50 @@ async def test_its_metrics_count_what_it_did(port):
     assert after["fake_prompt_tokens"] - before["fake_prompt_tokens"] >= 14
     assert after["fake_cached_tokens"] > before["fake_cached_tokens"]
     assert after["fake_steps"] > before["fake_steps"]
+
+
+def read_metrics(octets):
+    return dict(line.split() for line in octets.decode().splitlines() if line.startswith("fake_"))
+
+
+async def test_one_that_is_hung_answers_its_polls_and_no_request_until_it_goes_on(port):
+    await ask(port, {"mode": "hung"}, path="/fake/mode")
+    async with trio.open_nursery() as nursery:
+        answers = []
+
+        async def ask_and_keep():
+            answers.append(await ask(port, chat(stream=False)))
+
+        before = read_metrics(await ask(port, None, path="/metrics", method="GET"))
+        nursery.start_soon(ask_and_keep)
+        metrics = before
+        while metrics["fake_running"] == "0":
+            metrics = read_metrics(await ask(port, None, path="/metrics", method="GET"))
+        assert metrics["fake_steps"] == before["fake_steps"]
+        assert b'"ok"' in await ask(port, None, path="/health", method="GET")
+        assert not answers
+        await ask(port, {"mode": ""}, path="/fake/mode")
+    assert b"200 OK" in answers[0]
+
+
+async def test_the_steps_of_one_that_is_busy_grow(port):
+    await ask(port, {"mode": "busy"}, path="/fake/mode")
+    steps = []
+    while len(set(steps)) < 3:
+        steps.append(int(read_metrics(await ask(port, None, path="/metrics", method="GET"))["fake_steps"]))
+    assert steps == sorted(steps)
+    await ask(port, {"mode": ""}, path="/fake/mode")
+
+
+def test_one_that_is_frozen_is_stopped_until_it_is_sent_on(tmp_path):
+    mode = tmp_path / "mode"
+    flags = ("--behave-file", str(mode), "--hold-mb", "30")
+    with subprocess.Popen([sys.executable, PROGRAM, *flags], stdout=subprocess.PIPE, text=True) as engine:
+        assert any("listening on" in line for line in engine.stdout)
+        memory = Path(f"/proc/{engine.pid}/status").read_text()
+        assert int(re.search(r"RssAnon:\s+(\d+)", memory)[1]) > 30_000
+        mode.write_text("frozen")
+        _, status = os.waitpid(engine.pid, os.WUNTRACED)
+        assert os.WIFSTOPPED(status)
+        engine.send_signal(signal.SIGCONT)
+        engine.terminate()

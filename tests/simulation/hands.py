@@ -48,6 +48,7 @@ from llmgw.host.gpus import GpusFound
 from llmgw.host.http import REFUSED, Reply
 from llmgw.host.process import Stat
 from llmgw.host.state import ShardRecord
+from llmgw.host.usage import Usage
 
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
@@ -340,6 +341,12 @@ class SimulatedHands:
             foreign = (*foreign, ForeignUse(memory_gb=left_gb))
         return replace(card, index=index, memory_used_gb=used_gb, foreign=foreign)
 
+    async def measure(self, tools: Tools, process: Watched) -> Usage:
+        await trio.lowlevel.checkpoint()
+        engine = process.engine
+        pids = frozenset({engine.pid} if engine.alive else ())
+        return Usage(pids=pids, gpu_gb=max(engine.holds_gb.values(), default=None) if pids else None)
+
     async def look_at_fabrics(self, tools: Tools) -> tuple[FabricFound, ...]:
         await trio.lowlevel.checkpoint()
         return tuple(self.fabrics.values())
@@ -407,6 +414,9 @@ class SimulatedHands:
 
     def is_free(self, port: int) -> bool:
         return self.find_listening(port) is None
+
+    def is_taken(self, address: str) -> bool:
+        return False
 
     def is_foreign(self, port: int, tree: set[int]) -> bool:
         engine = self.find_listening(port)

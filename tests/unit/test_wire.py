@@ -28,7 +28,7 @@ from llmgw.core.node import (
     Node,
     NodeId,
 )
-from llmgw.core.replica import Endpoint, Load, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.replica import Endpoint, Load, Measured, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.wire import (
     PROTOCOL,
     Desired,
@@ -148,6 +148,7 @@ def a_spec(number: int = 1, *, epoch: int = 1, node: str = "gpu-1") -> ShardSpec
         gpus=("GPU-11111111-aaaa", "GPU-22222222-bbbb"),
         fabric="ib-a",
         rendezvous="10.1.0.1:29500",
+        go=False,
     )
 
 
@@ -163,6 +164,7 @@ def a_report(spec: ShardSpec) -> ShardReport:
         remedy="give it more",
         lines=("one", "two"),
         load=Load(running=1, waiting=0, cache_used=0.25, prompt_tokens=40, cached_tokens=16, steps=7),
+        measured=Measured(load_seconds=61.5, gpu_gb=70.25, memory_gb=3.5, version="0.9.1"),
     )
 
 
@@ -207,6 +209,25 @@ RECORDED_2 = (
     RECORDED[0].replace(b'"protocol":1', b'"protocol":2'),
     RECORDED[1].replace(b'"running":0,"waiting":0', b'"running":2,"waiting":1'),
     RECORDED[2].replace(b'"engines":[]}', b'"engines":[]},"applied":7'),
+    RECORDED[3],
+    RECORDED[4],
+)
+# And one of protocol 4, as it was before groups waited for one another and launches were measured.
+RECORDED_4 = (
+    RECORDED[0].replace(b'"protocol":1', b'"protocol":4'),
+    b'{"type":"register","node":{"id":"gpu-1","cores":8,"cpu_flags":["avx2"],"memory_gb":64.0,'
+    b'"memory_available_gb":60.5,"memory_foreign_gb":1.5,"disks":[],"engines":[],"gpus":[{"uuid":"GPU-1","index":0,'
+    b'"gpu_class":"h100-80g","name":"NVIDIA H100","memory_gb":85.5,"memory_used_gb":72.5,"pci":"","temperature_c":null,'
+    b'"utilization_percent":null,"ecc_errors":null,"nvlink_peers":null,"mig":null,"foreign":[],"broken":null}],'
+    b'"gpu_driver":"560.35.03","fabrics":[{"name":"ib-a","interface":"ib0","address":"10.1.0.1","hcas":[],'
+    b'"down":null}],"labels":{},"warnings":[],"clock":1790000000.5},"running":[[{"id":"shd-tiny-1-0",'
+    b'"replica":"rep-tiny-1","epoch":3,"node":"gpu-1","model":{"name":"tiny","source":"/models/tiny"},"profile":'
+    b'{"name":"wide","engine":"mill","nodes":2},"rank":0,"count":2,"gpus":["GPU-1"],"fabric":"ib-a","rendezvous":'
+    b'"10.1.0.1:29500"},{"shard":"shd-tiny-1-0","replica":"rep-tiny-1","epoch":3,"state":"launching","endpoint":null,'
+    b'"pid":null,"progress":"/opt/mill is being checked","context_length":null,"cause":null,"kind":null,"remedy":null,'
+    b'"lines":[],"load":{"running":null,"waiting":null,"cache_used":null,"prompt_tokens":null,"cached_tokens":null,'
+    b'"steps":null}}]]}',
+    RECORDED_2[2],
     RECORDED[3],
     RECORDED[4],
 )
@@ -262,6 +283,23 @@ def test_a_recorded_agent_of_protocol_2_is_understood() -> None:
     assert resync == Resync()
 
 
+def test_a_recorded_agent_of_protocol_4_is_understood() -> None:
+    hello, register, word, shard, resync = [decode_from_agent(data, 4) for data in RECORDED_4]
+    assert isinstance(hello, Hello)
+    assert hello.protocol == 4
+    assert isinstance(register, Register)
+    assert [gpu.uuid for gpu in register.node.gpus or ()] == ["GPU-1"]
+    [(spec, report)] = register.running
+    # what it runs waits for nobody any more
+    assert (spec.count, spec.rendezvous, spec.go) == (2, "10.1.0.1:29500", True)
+    assert (report.state, report.measured) == (ShardState.LAUNCHING, None)
+    assert isinstance(word, NodeWord)
+    assert word.applied == 7
+    assert isinstance(shard, ShardWord)
+    assert shard.report.state is ShardState.ENDED
+    assert resync == Resync()
+
+
 @dataclass(frozen=True, kw_only=True)
 class OldProfile:
     """A profile as agents of protocol 2 have it."""
@@ -295,6 +333,7 @@ class OldDesired(msgspec.Struct, frozen=True, kw_only=True, tag="desired"):
 
 
 def test_an_agent_of_protocol_2_passes_over_what_it_does_not_know() -> None:
+    assert not SPEC.go
     told = msgspec.json.decode(encode(Desired(revision=1, shards=(SPEC,))), type=OldDesired)
     profile = OldProfile(name="cpu", engine="mill", tp=2, args=("--threads", "2"))
     model = OldModel(name="org/tiny", source="/models/tiny", aliases=("small",), profiles=(profile,))
@@ -332,7 +371,7 @@ def test_an_older_agent_is_marked_wherever_it_speaks_of_itself_and_has_no_gpus(p
             assert found.node == replace(BLIND, outdated=outdated)
 
 
-@pytest.mark.parametrize(("theirs", "whom"), [(0, "agent"), (-1, "agent"), (5, "server"), (10**9, "server")])
+@pytest.mark.parametrize(("theirs", "whom"), [(0, "agent"), (-1, "agent"), (6, "server"), (10**9, "server")])
 def test_another_protocol_is_refused_with_what_to_upgrade(theirs: int, whom: str) -> None:
     text = refuse_protocol(theirs)
     assert text is not None
@@ -340,7 +379,7 @@ def test_another_protocol_is_refused_with_what_to_upgrade(theirs: int, whom: str
     assert text.endswith(f"upgrade the {whom}")
 
 
-@pytest.mark.parametrize("theirs", [1, 2, 3, 4])
+@pytest.mark.parametrize("theirs", [1, 2, 3, 4, 5])
 def test_the_present_protocol_and_those_before_are_spoken(theirs: int) -> None:
     assert refuse_protocol(theirs) is None
 
@@ -561,6 +600,40 @@ def test_what_a_node_is_to_run_has_bounds(spec: ShardSpec, field: str) -> None:
     assert caught.value.message.endswith(f"at `$.shards[0].{field}`")
 
 
+@pytest.mark.parametrize(
+    ("most", "too_much", "field"),
+    [
+        (Measured(load_seconds=MOST), Measured(load_seconds=MOST + 1), "load_seconds"),
+        (Measured(load_seconds=0.0), Measured(load_seconds=-0.5), "load_seconds"),
+        (Measured(gpu_gb=MOST), Measured(gpu_gb=MOST + 1), "gpu_gb"),
+        (Measured(gpu_gb=0.0), Measured(gpu_gb=-0.5), "gpu_gb"),
+        (Measured(memory_gb=MOST), Measured(memory_gb=MOST + 1), "memory_gb"),
+        (Measured(memory_gb=0.0), Measured(memory_gb=-0.5), "memory_gb"),
+        (Measured(version=SHORT), Measured(version=SHORT + "x"), "version"),
+    ],
+)
+def test_what_a_launch_has_shown_has_bounds(most: Measured, too_much: Measured, field: str) -> None:
+    said = ShardWord(report=replace(a_report(SPEC), measured=most))
+    assert decode_from_agent(encode(said), PROTOCOL) == said
+    with pytest.raises(WireError) as caught:
+        encode(ShardWord(report=replace(a_report(SPEC), measured=too_much)))
+    assert caught.value.message.endswith(f"at `$.report.measured.{field}`")
+
+
+@pytest.mark.parametrize("state", ShardState)
+def test_every_state_of_a_shard_can_be_told(state: ShardState) -> None:
+    said = ShardWord(report=replace(a_report(SPEC), state=state))
+    assert decode_from_agent(encode(said), PROTOCOL) == said
+
+
+def test_only_the_word_to_go_is_sent_when_nothing_else_has_changed() -> None:
+    before, after = (Desire(node=NODE.id, revision=at, shards=(replace(SPEC, go=at > 1),)) for at in (1, 2))
+    change = decode_from_server(encode(diff(before, after)))
+    assert change == DesiredDelta(revision=2, base=1, put=after.shards, drop=())
+    assert isinstance(change, DesiredDelta)
+    assert patch(before, change, node=NODE.id) == after
+
+
 @pytest.mark.parametrize("gpus", [None, (), ("GPU-1",)])
 def test_no_gpus_are_not_the_same_as_nobody_choosing(gpus: tuple[str, ...] | None) -> None:
     told = decode_from_server(encode(Desired(revision=1, shards=(replace(SPEC, gpus=gpus),))))
@@ -643,7 +716,7 @@ def test_the_words_of_an_error_are_safe_in_a_log() -> None:
 
 # -- garbage
 
-VALID = [encode(message) for message in (*FROM_AGENT, *FROM_SERVER)] + [*RECORDED, *RECORDED_2]
+VALID = [encode(message) for message in (*FROM_AGENT, *FROM_SERVER)] + [*RECORDED, *RECORDED_2, *RECORDED_4]
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
@@ -652,7 +725,7 @@ JSON = st.recursive(
 
 
 def read_all(data: bytes) -> None:
-    for read in (decode_from_server, lambda data: decode_from_agent(data, 1), lambda data: decode_from_agent(data, 4)):
+    for read in (decode_from_server, lambda data: decode_from_agent(data, 1), read_newest):
         with contextlib.suppress(WireError):
             read(data)
 

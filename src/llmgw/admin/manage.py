@@ -2,60 +2,32 @@
 
 from __future__ import annotations
 
-from typing import Annotated, TypeVar
-
-import msgspec
 import trio
 from quart import Response, request
 from quart_trio import QuartTrio
 from werkzeug.exceptions import HTTPException
 
+from llmgw.admin.following import Followers
 from llmgw.admin.guard import check_caller
 from llmgw.admin.management import Management, Refused
+from llmgw.admin.reading import (
+    Cordon,
+    DrainBy,
+    Labels,
+    Load,
+    NewModels,
+    Rollback,
+    Stop,
+    ToolCheck,
+    WhatIf,
+    read_body,
+    read_since,
+)
 from llmgw.admin.views import encode
 from llmgw.errors import ConfigError, LlmgwError, Problem
 
 MAX_BODY_BYTES = 1024 * 1024
-# Nothing stands before this port that would tire of a body which never comes.
-BODY_SECONDS = 30.0
 MAX_SHOWN_PATH = 200
-
-
-class NewModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of POST /models."""
-
-    file: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
-    text: str
-    replace: bool = False
-
-
-class ToolCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of POST /tool-check."""
-
-    model: str
-    replica: str | None = None
-
-
-class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of POST /placement."""
-
-    file: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
-    text: str
-
-
-class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of POST /nodes/NAME/cordon."""
-
-    cordoned: bool
-
-
-class Labels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body of POST /nodes/NAME/labels; null takes a label away."""
-
-    labels: dict[str, str | None]
-
-
-Body = TypeVar("Body", NewModels, ToolCheck, WhatIf, Cordon, Labels)
 
 
 def create_app(management: Management, *, listen_host: str) -> QuartTrio:
@@ -63,6 +35,7 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
     app = QuartTrio("llmgw.admin", static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = MAX_BODY_BYTES
     app.url_map.merge_slashes = False
+    followers = Followers(management)
 
     @app.before_request
     async def check() -> None:
@@ -84,12 +57,17 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
 
     @app.post("/nodes/<name>/cordon")
     async def cordon(name: str) -> Response:
-        asked = await _read_body(Cordon)
+        asked = await read_body(Cordon)
         return _answer(await management.cordon(name, cordoned=asked.cordoned))
+
+    @app.post("/nodes/<name>/drain")
+    async def drain(name: str) -> Response:
+        asked = await read_body(DrainBy)
+        return _answer(await management.drain(name, deadline_seconds=asked.deadline_seconds))
 
     @app.post("/nodes/<name>/labels")
     async def label(name: str) -> Response:
-        asked = await _read_body(Labels)
+        asked = await read_body(Labels)
         return _answer(await management.label(name, asked.labels))
 
     @app.delete("/nodes/<name>")
@@ -118,8 +96,17 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
 
     @app.post("/placement")
     async def what_if() -> Response:
-        asked = await _read_body(WhatIf)
+        asked = await read_body(WhatIf)
         return await _answer_at_length({"models": await management.explain_what_if(asked.file, asked.text)})
+
+    # A path of its own: of "/models/a/history" nobody could tell whether a model is called so.
+    @app.get("/history/<path:name>")
+    async def history(name: str) -> Response:
+        return await _answer_at_length(await management.history(name))
+
+    @app.get("/events")
+    async def events() -> Response:
+        return await _answer_at_length(await followers.look(read_since()))
 
     @app.get("/decisions")
     async def decisions() -> Response:
@@ -127,12 +114,27 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
 
     @app.post("/models")
     async def add() -> Response:
-        asked = await _read_body(NewModels)
+        asked = await read_body(NewModels)
         return _answer({"models": await management.add(asked.file, asked.text, replace=asked.replace)})
 
     @app.delete("/models/<path:name>")
     async def remove(name: str) -> Response:
         return _answer(await management.remove(name))
+
+    @app.post("/rollback")
+    async def rollback() -> Response:
+        asked = await read_body(Rollback)
+        return _answer(await management.rollback(asked.model, asked.number))
+
+    @app.post("/stop")
+    async def stop() -> Response:
+        asked = await read_body(Stop)
+        return _answer(await management.stop(asked.name))
+
+    @app.post("/load")
+    async def load() -> Response:
+        asked = await read_body(Load)
+        return _answer(await management.load(asked.model))
 
     @app.post("/reload")
     async def reload() -> Response:
@@ -140,7 +142,7 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
 
     @app.post("/tool-check")
     async def tool_check() -> Response:
-        asked = await _read_body(ToolCheck)
+        asked = await read_body(ToolCheck)
         return _answer(await management.tool_check(asked.model, asked.replica))
 
     @app.errorhandler(HTTPException)
@@ -197,19 +199,6 @@ def _refusal(refused: Refused) -> Response:
 
 def _problem(problem: Problem) -> dict[str, str | None]:
     return {"key": problem.key or None, "where": problem.where or None, "message": problem.message}
-
-
-async def _read_body(kind: type[Body]) -> Body:
-    # Only this type makes a browser ask first, and then it is refused: a form or plain text it just sends.
-    if request.mimetype != "application/json":
-        raise Refused("send the body as Content-Type: application/json", status=415, code="not_json")
-    with trio.move_on_after(BODY_SECONDS):
-        body = await request.get_data(cache=False)
-        try:
-            return msgspec.json.decode(body, type=kind)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Refused(f"the body is not what is asked for: {error}", status=400, code="invalid_request") from None
-    raise Refused(f"the body did not come within {BODY_SECONDS:g} s", status=408, code="request_timeout")
 
 
 def _refused_by_quart(error: HTTPException, method: str, path: str) -> Refused:

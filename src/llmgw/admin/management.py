@@ -9,7 +9,10 @@ from llmgw.admin.views import (
     AddedModel,
     DecisionView,
     EnginesView,
+    EventsView,
     ExplanationView,
+    HistoryView,
+    LoadBegun,
     ModelDetail,
     ModelView,
     NodeMarks,
@@ -18,7 +21,9 @@ from llmgw.admin.views import (
     Removed,
     RemovedNode,
     ReplicaView,
+    RolledBack,
     StatusView,
+    Stopped,
     ToolsChecked,
 )
 from llmgw.errors import LlmgwError, Problem
@@ -69,9 +74,26 @@ class Management(Protocol):
         """The last hundred, the newest first."""
         ...
 
+    async def events(
+        self, *, after: int, wait_seconds: float = 0.0, model: str | None = None, node: str | None = None
+    ) -> EventsView:
+        """What has happened after the event of that number (0: all that is kept), of this model (by any of its names)
+        and this node. When there is nothing, it waits so long for something. A number that this server has not come to
+        is of an earlier one, and answered with all."""
+        ...
+
+    async def history(self, name: str) -> HistoryView:
+        """The last definitions of a model (of that name or alias); Refused when there is none."""
+        ...
+
     async def cordon(self, node: str, *, cordoned: bool) -> NodeMarks:
         """Keep new replicas off a node, which need not be there, or no longer; Refused for the end of what nobody has
-        said of a node that nobody has seen."""
+        said of a node that nobody has seen. The end of a cordon ends a drain."""
+        ...
+
+    async def drain(self, node: str, *, deadline_seconds: float | None) -> NodeMarks:
+        """Cordon a node and have all that runs there run elsewhere: as soon as there is room, or after the deadline in
+        any case. Refused for a node that nobody has seen or marked."""
         ...
 
     async def label(self, node: str, changes: Mapping[str, str | None]) -> NodeMarks:
@@ -88,6 +110,21 @@ class Management(Protocol):
         ...
 
     async def remove(self, name: str) -> Removed: ...
+
+    async def rollback(self, name: str, number: int | None) -> RolledBack:
+        """Make an earlier definition of a stored model the current one: that of the number, or the last that is proven
+        and another than the current one. Refused for a declared model, and where there is none such."""
+        ...
+
+    async def stop(self, name: str) -> Stopped:
+        """Hold a model (of that name or alias) at zero until it is loaded again, or replace the replica of that id;
+        Refused where there is neither."""
+        ...
+
+    async def load(self, name: str) -> LoadBegun:
+        """End the hold of a model (of that name or alias), try a definition again that has failed, and load one that
+        loads on demand. Refused for a model that has no replicas by its definition."""
+        ...
 
     async def reload(self) -> Reloaded: ...
 

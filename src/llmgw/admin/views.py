@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from llmgw.core.learned import Figure
 from llmgw.core.model import Model
 from llmgw.core.node import Disk, EngineFound, FabricFound, ForeignUse, MigInstance
 from llmgw.core.placement import Explanation
@@ -34,7 +35,7 @@ class ModelStatus(StrEnum):
     """How a model stands.
 
     ``waiting``: no node can run it now. ``unreachable``: it may run, on a node that is lost. ``on-demand``: it loads
-    when somebody asks. ``stopped``: it is known, and not to run.
+    when somebody asks. ``stopped``: it is known, and not to run: by its definition, or because an operator holds it.
     """
 
     READY = "ready"
@@ -52,6 +53,13 @@ class Origin(StrEnum):
 
     DECLARED = "declared"
     STORED = "stored"
+
+
+class Outcome(StrEnum):
+    """What became of a definition: ``proven`` has served for a while, ``failed`` has not come to serve."""
+
+    PROVEN = "proven"
+    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +92,18 @@ class NodeView:
     them. ``heard_before_start``: it has not come since the server started, and was heard so long ago at most.
     ``clock_skew_seconds``: how far its clock is ahead of the server's. ``warnings`` has all that is the matter with
     the machine in words, one line each, without figures that move.
+
+    ``draining``: what runs there goes elsewhere, or waits for room elsewhere until ``drain_seconds_left`` have passed
+    (None: for ever); ``drain_waits_for`` says what still keeps it.
     """
 
     node: str
     state: NodeState
     connected: bool
     cordoned: bool = False
+    draining: bool = False
+    drain_seconds_left: float | None = None
+    drain_waits_for: str | None = None
     labels: Mapping[str, str] | None = None
     gpus: tuple[GpuView, ...] | None = None
     gpus_free: int | None = None
@@ -117,15 +131,19 @@ class NodeView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardView:
-    """One engine process of a replica: where it is and which GPUs (UUIDs) are booked for it."""
+    """One engine process of a replica: where it is and which GPUs (UUIDs) are booked for it. ``cause``, ``kind`` and
+    ``lines`` (the engine's last) are of one that ended."""
 
     shard: str
     node: str
     rank: int
     state: str
+    seconds_in_state: float = 0.0
     gpus: tuple[str, ...] | None = None
     progress: str | None = None
     cause: str | None = None
+    kind: str | None = None
+    lines: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +154,9 @@ class ReplicaView:
     ``cause``, ``kind``, ``remedy`` and ``lines`` (the engine's last) are of one that failed: its state is ``ended``
     until its next try. ``context_length`` is how many tokens a request may have as the engine says,
     ``context_promised`` as its model does. The counters are the engine's own, since its start.
+
+    ``draining``: why it is to go; it gets no new request, and goes when ``in_flight``, those that it still answers, is
+    0.
     """
 
     replica: str
@@ -147,6 +168,8 @@ class ReplicaView:
     epoch: int
     state: str
     seconds_in_state: float
+    draining: str | None = None
+    in_flight: int | None = None
     progress: str | None = None
     cause: str | None = None
     kind: str | None = None
@@ -166,7 +189,11 @@ class ReplicaView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelView:
-    """A model: ``ready`` of ``wanted`` replicas serve. ``detail`` is how far it is, or what holds it up."""
+    """A model: ``ready`` of ``wanted`` replicas serve. ``detail`` is how far it is, or what holds it up.
+
+    ``held``: an operator has stopped it. ``rolling``: how far its replicas are on their way to another definition.
+    ``failed``: why its definition as it is written is not what runs; the one before goes on.
+    """
 
     name: str
     status: ModelStatus
@@ -177,6 +204,9 @@ class ModelView:
     aliases: tuple[str, ...] = ()
     where: str | None = None
     detail: str | None = None
+    held: bool = False
+    rolling: str | None = None
+    failed: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,6 +221,97 @@ class ModelDetail:
     more_rejections: int = 0
     text: str | None = None
     added_at: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DefinitionView:
+    """A definition that a model has had. ``number`` counts them from 1 for each model, and ``at`` is when it became the
+    current one. ``where`` is its file and line, where it was declared; ``note`` says what brought it, where nobody has
+    written it anew. ``outcome`` and ``why`` (of one that failed) are what became of it at ``outcome_at``.
+
+    ``current``: it is the one that is written now; ``serving``: replicas run by it. Times are in seconds since 1970.
+    """
+
+    number: int
+    at: float
+    origin: Origin
+    current: bool = False
+    serving: bool = False
+    outcome: Outcome | None = None
+    outcome_at: float | None = None
+    why: str | None = None
+    where: str | None = None
+    note: str | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryView:
+    """The last definitions of a model, the newest first."""
+
+    model: str
+    definitions: tuple[DefinitionView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RolledBack:
+    """A model has its definition ``to`` again, which is now kept as number ``number``. ``rolls``: replicas run by
+    another one, and are replaced one after the other."""
+
+    model: str
+    number: int
+    to: int
+    rolls: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """What was stopped: a model, which is held at zero until it is loaded again, or a ``replica`` of it, which is
+    replaced. ``running`` are the replicas that go once their requests are answered; ``already``: it was so before."""
+
+    model: str
+    replica: str | None = None
+    running: tuple[str, ...] = ()
+    already: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadBegun:
+    """A model may run. ``held``: it was stopped until now. ``retried``: its definition had failed, and is tried again.
+    ``running`` are the replicas that it has already; ``wanted``, how many it is to have."""
+
+    model: str
+    held: bool = False
+    retried: bool = False
+    running: tuple[str, ...] = ()
+    wanted: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventView:
+    """Something that has happened, ``at`` (seconds since 1970): ``what`` in one word, and ``text`` in a sentence.
+    ``lines`` are an engine's last. ``number`` counts from 1 since the server's start."""
+
+    number: int
+    at: float
+    what: str
+    text: str
+    model: str | None = None
+    node: str | None = None
+    lines: tuple[str, ...] = ()
+    warning: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EventsView:
+    """What has happened, the oldest first. ``last``: ask for what comes after this number next, whether or not an event
+    of that number is among these. ``missed``: so many had happened in between that are no longer kept. ``began`` is
+    when the numbers began (seconds since 1970): at the server's start, which tells it from an earlier one."""
+
+    events: tuple[EventView, ...]
+    last: int
+    began: float
+    missed: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,11 +431,16 @@ class StatusView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedModel:
-    """A model that was added. ``replaced``: it had a definition before; ``runs``: it has, or may get, replicas."""
+    """A model that was added. ``replaced``: it had a definition before; ``runs``: it has, or may get, replicas.
+    ``rolls``: replicas run by another definition, and are replaced one after the other. ``held``: an operator has
+    stopped it. ``number`` is that of the definition in its history."""
 
     name: str
     replaced: bool
     runs: bool
+    rolls: bool = False
+    held: bool = False
+    number: int | None = None
     not_in_effect: tuple[str, ...] = ()
 
 
@@ -330,12 +456,15 @@ class Removed:
 class NodeMarks:
     """What an operator has said of a node, as it is kept now: ``labels`` lie over the node's own, those in ``without``
     are taken from it. ``known``: the node has been here; ``close`` is the name of one that was and is much like it.
-    ``running``: replicas that a cordoned node keeps."""
+    ``running``: replicas that a cordoned node keeps, and that leave one which is ``draining``, after
+    ``drain_seconds_left`` in any case (None: once there is room elsewhere)."""
 
     node: str
     cordoned: bool
     labels: Mapping[str, str]
     known: bool
+    draining: bool = False
+    drain_seconds_left: float | None = None
     without: tuple[str, ...] = ()
     running: tuple[str, ...] = ()
     close: str | None = None
@@ -374,7 +503,9 @@ class ExplanationView:
 
     ``held_up`` says what keeps the fleet from placing anything at all. ``decisions`` are those about this model. Of one
     that is only written ``what_if`` is true, ``stops`` are the replicas that would make way for it first, ``missing``
-    counts those that it would get, and ``places`` those of them that find a place one after the other.
+    counts those that it would get, and ``places`` those of them that find a place one after the other. ``numbers``
+    are those that placement goes by, with where each comes from, and ``evicts`` is the idle replica that would make
+    way, or when one will.
     """
 
     explanation: Explanation
@@ -385,17 +516,21 @@ class ExplanationView:
     stops: tuple[str, ...] = ()
     missing: int = 0
     places: int = 0
+    numbers: tuple[Figure, ...] = ()
+    evicts: str | None = None
     decisions: tuple[DecisionView, ...] = ()
     held_up: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reloaded:
-    """A configuration that was read again: the keys that changed, and those that need a new start to."""
+    """A configuration that was read again: the keys that changed, and those that need a new start to. ``failed`` are
+    models whose definition there has failed before and is as it was: they go on by the one before."""
 
     file: str
     changed: tuple[str, ...] = ()
     needs_restart: tuple[str, ...] = ()
+    failed: tuple[Concern, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

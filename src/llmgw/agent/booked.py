@@ -1,5 +1,5 @@
-"""What was booked for a shard: its GPUs and its fabric, looked at just before the launch, and the memory of those GPUs
-seen given back after its end."""
+"""What was booked for a shard: its GPUs, its fabric and its rendezvous, looked at just before the launch; and the
+memory of its GPUs seen given back after its end."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import trio
 
-from llmgw.core.hosts import CRUMB_GB, USUAL_SHARE, spare_gb
+from llmgw.core.hosts import CRUMB_GB, spare_gb
+from llmgw.core.learned import USUAL_SHARE
 from llmgw.core.model import Profile
 from llmgw.core.node import ForeignUse, Gpu
 from llmgw.core.replica import ShardSpec
@@ -31,6 +32,10 @@ LONGEST_PAUSE = 1.0
 
 class GpuInUse(EngineFailed):
     """Another program holds so much of a booked GPU that the engine would end for want of memory, or hang."""
+
+
+class RendezvousTaken(EngineFailed):
+    """Another program listens where the shards of a replica are to meet."""
 
 
 async def find_gpus(spec: ShardSpec, tools: Tools) -> tuple[Gpu, ...] | None:
@@ -119,6 +124,16 @@ async def find_fabric(spec: ShardSpec, tools: Tools) -> Fabric | None:
             remedy="mend that, or correct fabrics in its agent.yaml and start the agent anew",
         )
     return Fabric(address=found.address or "", interface=found.interface or "", hcas=found.hcas)
+
+
+def check_rendezvous(spec: ShardSpec, tools: Tools) -> None:
+    """Raise RendezvousTaken when this is where the shards of the replica meet, and another program listens there: its
+    engines would wait for one another until they give up."""
+    if spec.rank == 0 and spec.rendezvous is not None and tools.hands.is_taken(spec.rendezvous):
+        raise RendezvousTaken(
+            f"the shards of {spec.replica} are to meet at {spec.rendezvous}, and another program listens there",
+            remedy="nothing: the next try takes another port. ss -ltnp tells on this node whose it is",
+        )
 
 
 async def wait_given_back(spec: ShardSpec, tools: Tools, before: Sequence[Gpu]) -> bool:

@@ -4,7 +4,7 @@ collective."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import trio
 
@@ -24,6 +24,16 @@ class Ask:
 
     path: str
     body: dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Missed:
+    """What came in the place of a token, in a few words: ``silent``: nothing did; ``refused``: the engine does not take
+    such a request, which tells nothing of whether it computes."""
+
+    words: str
+    silent: bool = False
+    refused: bool = False
 
 
 # What proves a task, in this order until one is answered: a model without a chat template refuses a chat, and
@@ -52,20 +62,39 @@ def build_asks(task: Task, served_name: str, api_paths: Collection[str]) -> tupl
 async def fail_to_answer(hands: Hands, port: int, asks: Iterable[Ask], hide: Callable[[str], str] = str) -> str | None:
     """None once one of the asks is answered; else what came in its place, in a few words, without what ``hide`` takes
     out."""
-    said = None
+    missed = await ask_for_token(hands, port, asks, hide)
+    return None if missed is None else missed.words
+
+
+async def ask_for_token(
+    hands: Hands, port: int, asks: Iterable[Ask], hide: Callable[[str], str] = str, limit_seconds: float = TRY_SECONDS
+) -> Missed | None:
+    """None once one of the asks is answered; else what came in its place. Each may take so long."""
+    first: Missed | None = None
     for ask in asks:
         reply: Reply | None = None
-        with trio.move_on_after(TRY_SECONDS) as limit:
+        with trio.move_on_after(limit_seconds) as limit:
             reply = await hands.post(port, ask.path, ask.body)
         if reply is not None and reply.status is not None and 200 <= reply.status < 300:
             return None
         if limit.cancelled_caught:
-            return said or f"{ask.path} did not answer within {TRY_SECONDS:g} s"
+            return _join(first, Missed(words=f"{ask.path} did not answer within {limit_seconds:g} s", silent=True))
         if reply is None or reply.status is None:
-            return said or f"{ask.path} did not answer"
+            return _join(first, Missed(words=f"{ask.path} did not answer", silent=True))
         answer = hide(" ".join(reply.body.split()))[:SHOWN_CHARS]
-        said = said or f"{ask.path} answered {reply.status} {answer}".rstrip()
+        words = f"{ask.path} answered {reply.status} {answer}".rstrip()
+        first = _join(first, Missed(words=words, refused=_is_refusal(reply.status)))
         # Only a refusal of this kind of request is a reason to try the other kind.
         if not 400 <= reply.status < 500:
             break
-    return said
+    return first
+
+
+def _join(first: Missed | None, last: Missed) -> Missed:
+    """The words of the first, and what became of it in the end."""
+    return last if first is None else replace(last, words=first.words)
+
+
+def _is_refusal(status: int) -> bool:
+    # "Not now" is no word on the request.
+    return 400 <= status < 500 and status not in (408, 425, 429)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -130,6 +130,10 @@ class Devices:
         for gpu in found.gpus:
             self._troubles.note(f"GPU {gpu.index} ({gpu.uuid})", trouble or gpu.broken)
         return found
+
+    def recall_held_gb(self, pids: Collection[int]) -> float | None:
+        """The most that these processes held of any one GPU at the last look that had an answer."""
+        return self._found.find_most_held_gb(pids)
 
     async def look_at_fabrics(self) -> tuple[FabricFound, ...]:
         """The fabrics as they are now: those that are declared, and those that a fake inventory adds."""

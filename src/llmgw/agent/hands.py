@@ -23,6 +23,7 @@ from llmgw.host.gpus import GpusFound
 from llmgw.host.http import Reply
 from llmgw.host.process import Stat
 from llmgw.host.state import ShardRecord
+from llmgw.host.usage import Usage
 
 if TYPE_CHECKING:
     from llmgw.agent.held import Tools
@@ -129,6 +130,9 @@ class Hands(Protocol):
     async def look_at_gpus(self, tools: Tools) -> GpusFound:
         """Its GPUs as they are now."""
 
+    async def measure(self, tools: Tools, process: Process) -> Usage:
+        """What an engine's process tree takes now, and of GPUs when they were last looked at."""
+
     async def look_at_fabrics(self, tools: Tools) -> tuple[FabricFound, ...]:
         """The networks that it was declared to be on, as they are now."""
 
@@ -164,6 +168,9 @@ class Hands(Protocol):
 
     def is_free(self, port: int) -> bool:
         """Whether an engine could listen there now. Does not block."""
+
+    def is_taken(self, address: str) -> bool:
+        """Whether it is certain that another program listens at this ``host:port`` of here. Does not block."""
 
     def is_foreign(self, port: int, tree: set[int]) -> bool:
         """Whether it is certain that a process other than these listens on the port."""

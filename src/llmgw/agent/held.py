@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -12,10 +13,11 @@ import trio
 
 from llmgw.agent.booked import wait_given_back
 from llmgw.agent.hands import Hands, Log, Process, State
+from llmgw.agent.peaks import Peaks
 from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings, Pace
 from llmgw.agent.taken import Taken
-from llmgw.agent.telling import Telling
+from llmgw.agent.telling import WORDS_CHARS, Telling
 from llmgw.core.node import Gpu, Node
 from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
 from llmgw.engines.registry import Engine
@@ -25,6 +27,7 @@ from llmgw.host.executable import advise_write, explain_start
 from llmgw.host.ports import HOST, Ports
 from llmgw.host.process import hash_argv
 from llmgw.host.state import ShardRecord
+from llmgw.host.usage import Usage
 
 log = logging.getLogger(__name__)
 
@@ -74,11 +77,14 @@ class Held:
     """What a shard holds at this moment: its process, its port, its log."""
 
     __slots__ = (
+        "go",
         "gpus",
         "log",
         "log_troubled",
+        "measured_at",
         "oom_kills",
         "oom_seen_at",
+        "peaks",
         "port",
         "process",
         "ready",
@@ -89,8 +95,10 @@ class Held:
         "tools",
     )
 
-    def __init__(self, spec: ShardSpec, tools: Tools, telling: Telling) -> None:
+    def __init__(self, spec: ShardSpec, tools: Tools, telling: Telling, go: trio.Event | None = None) -> None:
         self.spec = spec
+        # Set when the shards of a replica may be launched, where they have to wait for one another.
+        self.go = trio.Event() if go is None else go
         self.tools = tools
         self.telling = telling
         self.process: Process | None = None
@@ -104,6 +112,8 @@ class Held:
         # How many the kernel had killed for memory when that was last looked at, and when it was seen to be more.
         self.oom_kills: int | None = None
         self.oom_seen_at: float | None = None
+        self.peaks = Peaks(None)
+        self.measured_at = -math.inf
         # said once, not at every poll
         self.log_troubled = False
         self.log: Log = tools.state.open_log(tools.state.log_path(spec.id), telling.hide)
@@ -144,13 +154,25 @@ class Held:
         except OSError as error:
             log.warning("state file %s can't be written: %s", error.filename, error.strerror or error)
 
+    def take_port(self) -> int:
+        """A port of its own: the one that it has, as long as nobody else listens there. Raises EngineFailed."""
+        had = self.port
+        if had is not None and self.tools.hands.is_free(had):
+            return had
+        port = self.port = self.tools.ports.take()
+        if had is not None:
+            self.tools.ports.give_back(had)
+        return port
+
     async def start(self, launch: Launch) -> None:
         """Start the engine on a port of its own, and know of it even after a crash."""
-        self.port = self.tools.ports.take()
-        command = self.engine().build_command(replace(launch, port=self.port))
+        port = self.take_port()
+        command = self.engine().build_command(replace(launch, port=port))
+        version = None if launch.version is None else self.telling.hide(launch.version.number)[:WORDS_CHARS]
+        self.peaks, self.measured_at = Peaks(trio.current_time(), version), -math.inf
         # In one step that a cancellation can't cut in two: a process without a file would be nobody's.
-        pid = await self.tools.hands.run(self._start, command, self.port)
-        self.telling.process(pid, endpoint_of(self.spec, self.port) if self.serves else None)
+        pid = await self.tools.hands.run(self._start, command, port)
+        self.telling.process(pid, endpoint_of(self.spec, port) if self.serves else None)
 
     def _start(self, command: Command, port: int) -> int:
         hands, state, path, program = self.tools.hands, self.tools.state, self.log.path, command.argv[0]
@@ -184,6 +206,22 @@ class Held:
             text = f"state file {error.filename} can't be written: {error.strerror or error}"
             raise EngineFailed(text, remedy=advise_write(error, error.filename)) from error
         return process.pid
+
+    async def measure(self, *, within_seconds: float) -> Usage | None:
+        """What it takes of its machine; None where it was looked at within these seconds, or has no process."""
+        now = trio.current_time()
+        if self.process is None or now - self.measured_at < within_seconds:
+            return None
+        self.measured_at = now
+        usage = await self.tools.hands.measure(self.tools, self.process)
+        self.peaks.note(usage)
+        return usage
+
+    def tell_peaks(self) -> None:
+        """Tell what its launch has shown, where that is news."""
+        news = self.peaks.find_news()
+        if news is not None:
+            self.telling.measured(news)
 
     async def count_kills(self) -> None:
         """Look whether the kernel has killed more for want of memory, as far as it counts that."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -79,6 +79,10 @@ class Inventory:
     async def look_at_gpus(self, tools: Tools) -> GpusFound:
         """The GPUs as they are now."""
         return await self._open(tools).look_at_gpus()
+
+    def recall_held_gb(self, tools: Tools, pids: Collection[int]) -> float | None:
+        """The most that these processes held of any one GPU when they were last looked at; None where nobody knows."""
+        return self._open(tools).recall_held_gb(pids)
 
     async def look_at_fabrics(self, tools: Tools) -> tuple[FabricFound, ...]:
         """The networks that this node was declared to be on, as they are now."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 import trio
 
+from llmgw.agent import hands
 from llmgw.agent.held import Tools
 from llmgw.agent.inventory import Inventory
 from llmgw.agent.preflight import examine
@@ -21,9 +23,10 @@ from llmgw.host.gpus import GpusFound
 from llmgw.host.http import Reply, get, post
 from llmgw.host.logfile import begin_log
 from llmgw.host.oom import count_oom_kills
-from llmgw.host.ports import HOST, is_foreign, is_free
+from llmgw.host.ports import HOST, is_foreign, is_free, is_taken
 from llmgw.host.process import Process, Stat, find_marked, is_killed, read_boot_id, start_process, take_over
 from llmgw.host.state import StateFolder
+from llmgw.host.usage import Usage, read_usage
 
 Arguments = TypeVarTuple("Arguments")
 Result = TypeVar("Result")
@@ -44,6 +47,7 @@ class Machine:
     find_program = staticmethod(find_program)
     is_foreign = staticmethod(is_foreign)
     is_free = staticmethod(is_free)
+    is_taken = staticmethod(is_taken)
     read_boot_id = staticmethod(read_boot_id)
     stamp_program = staticmethod(stamp_program)
     take_over = staticmethod(take_over)
@@ -56,6 +60,10 @@ class Machine:
 
     async def look_at_gpus(self, tools: Tools) -> GpusFound:
         return await self._inventory.look_at_gpus(tools)
+
+    async def measure(self, tools: Tools, process: hands.Process) -> Usage:
+        usage = await self.run(read_usage, await process.find_alive())
+        return replace(usage, gpu_gb=self._inventory.recall_held_gb(tools, usage.pids))
 
     async def look_at_fabrics(self, tools: Tools) -> tuple[FabricFound, ...]:
         return await self._inventory.look_at_fabrics(tools)

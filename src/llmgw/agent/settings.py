@@ -16,6 +16,12 @@ class Pace:
 
     A starting engine is asked after ``loading_first``, then at growing intervals up to ``loading``. ``recheck``: how
     long a program that can't run is left alone before it is tried again, and twice as long from time to time.
+    ``measure``: how long a look at what an engine holds will do.
+
+    An engine without a sign of life for ``suspect`` seconds is asked for one token, one of a group also after ``idle``
+    ones without a request. It is hung when neither that nor any other sign comes for ``canary`` seconds more, or for
+    ``canary_blind`` ones where nobody can see whether it computes. ``computing`` is how long the use of processors
+    counts as a sign of life.
     """
 
     inventory: float = 5.0
@@ -25,6 +31,12 @@ class Pace:
     loading: float = 1.0
     link_retry: float = 1.0
     recheck: float = 60.0
+    measure: float = 5.0
+    suspect: float = 30.0
+    idle: float = 60.0
+    canary: float = 60.0
+    canary_blind: float = 300.0
+    computing: float = 1800.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,23 +5,21 @@ from __future__ import annotations
 import logging
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import trio
 
-from llmgw.agent.booked import GpuInUse, find_fabric, find_gpus
-from llmgw.agent.canary import build_asks, fail_to_answer, list_paths
+from llmgw.agent.booked import GpuInUse, RendezvousTaken
+from llmgw.agent.canary import Ask, build_asks, fail_to_answer, list_paths
 from llmgw.agent.held import Adopted, Held, Tools, is_proven
 from llmgw.agent.masking import Mask
+from llmgw.agent.preparing import prepare
+from llmgw.agent.pulse import REMEDY, Finding, Pulse, ask_for_life
 from llmgw.agent.telling import Telling, first_report
 from llmgw.core.replica import Load, ShardReport, ShardSpec, ShardState
-from llmgw.engines.check import check_launch, launch_of
-from llmgw.engines.registry import Engine
-from llmgw.engines.types import Cause, CauseKind, Health, HealthState, Launch, Version
+from llmgw.engines.types import Cause, CauseKind, Health, HealthState, Launch
 from llmgw.errors import EngineFailed
-from llmgw.host.executable import advise_write
 from llmgw.host.http import REFUSED, Reply
-from llmgw.host.ports import HOST
 from llmgw.host.process import advise_exit, describe_exit, split_exit
 
 log = logging.getLogger(__name__)
@@ -63,16 +61,18 @@ async def run_shard(
     report: Callable[[ShardReport], None],
     *,
     stop: trio.Event,
+    go: trio.Event | None = None,
     adopted: Adopted | None = None,
 ) -> None:
     """Live through one shard, and return once it has ended and all its processes are seen gone.
 
-    ``stop`` ends it: the desired set no longer has it. Being cancelled does not: the engine goes on and is adopted by
-    the next agent, which is what a crash of this one amounts to.
+    ``go`` is set when one whose spec says False may be launched. ``stop`` ends it: the desired set no longer has it.
+    Being cancelled does not: the engine goes on and is adopted by the next agent, which is what a crash of this one
+    amounts to.
     """
     first = first_report(spec) if adopted is None else adopted.report
     telling = Telling(first, report, Mask(spec.profile.env).hide)
-    held = Held(spec, tools, telling)
+    held = Held(spec, tools, telling, go)
     if adopted is not None:
         held.take(adopted)
     end: End | None = None
@@ -104,14 +104,13 @@ async def _live(held: Held) -> End:
     """The shard's life; what goes wrong in it ends this shard and no other."""
     try:
         if held.process is None:
+            launch = await prepare(held)
             held.telling.state(ShardState.LAUNCHING)
-            launch = await _prepare(held)
             end = await _launch(held, launch)
         else:
             end = await _watch(held)
     except EngineFailed as error:
-        kind = CauseKind.GPU_IN_USE if isinstance(error, GpuInUse) else None
-        end = End(cause=error.message, remedy=error.remedy, kind=kind, lines=error.lines)
+        end = End(cause=error.message, remedy=error.remedy, kind=_find_kind(error), lines=error.lines)
     except Exception as error:
         log.exception("shard %s ends by a fault of llmgw", held.spec.id)
         end = End(cause=f"a fault of llmgw itself: {type(error).__name__}: {error}")
@@ -122,60 +121,14 @@ async def _live(held: Held) -> End:
     return end
 
 
-async def _prepare(held: Held) -> Launch:
-    """Everything about the launch but its port. Raises EngineFailed with what is missing or does not fit."""
-    spec, engine, tools, hands = held.spec, held.engine(), held.tools, held.tools.hands
-    await hands.run(hands.check_sources, spec.model, engine)
-    program = await hands.run(hands.find_program, engine, tools.settings.binaries)
-    if await tools.programs.find(engine, program) is None:
-        held.telling.progress(f"{program[0]} is being checked")
-    tried = await tools.programs.check(engine, program)
-    held.telling.progress(None)
-    # The profile's own environment may say where the libraries are: then it is tried, and its exit tells.
-    if tried.broken is not None and not (spec.profile.env and tried.missing_libraries):
-        raise EngineFailed(f"{program[0]} can't run {engine.info.title}: {tried.broken}", remedy=tried.remedy)
-    _validate(spec, engine, tried.version)
-    cache = await hands.run(_make_cache, tools)
-    # Last, for a check of the program may take minutes, and what is seen here is to hold at the launch.
-    await tools.taken.take(spec, held.telling.progress)
-    fabric = await find_fabric(spec, tools)
-    held.gpus = await find_gpus(spec, tools)
-    indices = None if held.gpus is None else tuple(gpu.index for gpu in held.gpus)
-    launch = replace(
-        launch_of(spec.model, spec.profile, program, tried.version, gpus=indices),
-        host=HOST,
-        port=0,
-        rank=spec.rank,
-        count=spec.count,
-        rendezvous=spec.rendezvous,
-        fabric=fabric,
-        threads=await hands.run(hands.choose_threads),
-        cache=cache,
-    )
-    for finding in check_launch(engine, launch):
-        if finding.breaks:
-            # Not refused: an engine may take flags that its help does not list.
-            detail = finding.detail or finding.state.replace("_", " ")
-            giver = f"profile {spec.profile.name}" if finding.given_by == "profile" else finding.given_by
-            log.warning("shard %s: %s passes %s: %s", spec.id, giver, finding.flag, held.telling.hide(detail))
-    return launch
-
-
-def _validate(spec: ShardSpec, engine: Engine, version: Version | None) -> None:
-    """The server has looked at the profile already, without knowing which release runs here."""
-    problems = engine.validate(spec.model, spec.profile, version)
-    if problems:
-        number = f" {version.number}" if version is not None else ""
-        said = "; ".join(map(str, problems))
-        raise EngineFailed(f"profile {spec.profile.name} does not fit {engine.info.title}{number} on this node: {said}")
-
-
-def _make_cache(tools: Tools) -> str:
-    try:
-        return str(tools.state.make_cache())
-    except OSError as error:
-        text = f"the cache folder {tools.state.cache} can't be made: {error.strerror or error}"
-        raise EngineFailed(text, remedy=advise_write(error, str(tools.state.cache))) from error
+def _find_kind(error: EngineFailed) -> CauseKind | None:
+    match error:
+        case GpuInUse():
+            return CauseKind.GPU_IN_USE
+        case RendezvousTaken():
+            return CauseKind.PORT
+        case _:
+            return None
 
 
 async def _launch(held: Held, launch: Launch) -> End:
@@ -199,26 +152,85 @@ async def _watch(held: Held) -> End:
         if end is not None:
             return end
         held.ready = True
+        if held.serves:
+            # One of a group that does not listen is up as soon as its process is.
+            held.peaks.note_ready(trio.current_time())
     if held.serves:
         await _ask_context(held)
+    await held.measure(within_seconds=0.0)
+    held.tell_peaks()
     held.telling.state(ShardState.READY)
+    async with trio.open_nursery() as nursery:
+        end = await _look_after(held, nursery)
+        nursery.cancel_scope.cancel()
+    return end or await _explain_exit(held)
+
+
+async def _look_after(held: Held, nursery: trio.Nursery) -> End | None:
+    """Poll an engine that is ready. None once it has ended; else it is hung."""
+    spec, info = held.spec, held.engine().info
+    asks = build_asks(spec.model.task, spec.model.name, info.api_paths)
+    # Where nobody has booked GPUs it may compute on processors.
+    pulse = Pulse(
+        held.pace,
+        trio.current_time(),
+        is_group=spec.count > 1,
+        on_processors=not spec.gpus,
+        can_ask=bool(asks),
+    )
     missed = 0
+    asking = trio.CancelScope()
     while not await _exits_within(held, held.pace.health):
         await held.count_kills()
         await held.tools.hands.run(held.read_log)
+        usage = await held.measure(within_seconds=held.pace.measure)
+        held.tell_peaks()
         if not held.serves:
             continue
-        reply = await _ask(held, held.engine().info.health_path)
-        health = _judge(held, reply)
-        missed = 0 if health is not None and health.state is HealthState.READY else missed + 1
-        if missed >= MISSED_POLLS:
-            said = "says that it is not ready" if health is None or health.reason is None else health.reason
-            said = "does not answer" if reply is None or reply == REFUSED else said
-            held.telling.progress(f"runs, but {said} at its health check ({missed} times in a row)")
-        else:
-            held.telling.progress(None)
-            await _ask_load(held)
-    return await _explain_exit(held)
+        if usage is not None:
+            pulse.note_usage(usage, trio.current_time())
+        said = await _poll(held, pulse)
+        missed = 0 if said is None else missed + 1
+        finding = pulse.judge(now := trio.current_time())
+        if finding is Finding.HUNG:
+            return await _explain_hung(held, pulse.explain(now))
+        if finding is Finding.ASK:
+            asking = trio.CancelScope()
+            nursery.start_soon(_ask_for_life, held, pulse, asks, asking)
+        elif finding is Finding.WELL:
+            asking.cancel()
+        unwell = f"runs, but {said} at its health check ({missed} times in a row)" if missed >= MISSED_POLLS else None
+        held.telling.progress(pulse.tell(now) or unwell)
+    return None
+
+
+async def _poll(held: Held, pulse: Pulse) -> str | None:
+    """Ask a ready engine how it is, and tell how busy. None where it says that it is ready, else what it does."""
+    info = held.engine().info
+    reply = await _ask(held, info.health_path)
+    health = _judge(held, reply)
+    healthy = health is not None and health.state is HealthState.READY
+    pulse.note_health(trio.current_time(), healthy=healthy)
+    # Also of one whose health is silent: that its steps grow shows it busy.
+    load = await _ask_load(held, info.load_path)
+    if load is not None:
+        pulse.note_load(load, trio.current_time())
+    if healthy:
+        return None
+    if reply is None or reply == REFUSED:
+        return "does not answer"
+    return "says that it is not ready" if health is None or health.reason is None else health.reason
+
+
+async def _ask_for_life(held: Held, pulse: Pulse, asks: tuple[Ask, ...], asking: trio.CancelScope) -> None:
+    suspicion = pulse.suspicion
+    if suspicion is None:
+        return
+    level = logging.DEBUG if suspicion.is_routine else logging.WARNING
+    log.log(level, "shard %s may be hung: %s", held.spec.id, suspicion.describe(trio.current_time()))
+    hands, hide, limit_seconds = held.tools.hands, held.telling.hide, held.pace.canary_blind
+    with asking:
+        await ask_for_life(pulse, suspicion, hands, held.port or 0, asks, hide=hide, limit_seconds=limit_seconds)
 
 
 async def _wait_ready(held: Held) -> End | None:
@@ -232,6 +244,7 @@ async def _wait_ready(held: Held) -> End | None:
             return await _explain_exit(held)
         pause = min(pause * 1.5, held.pace.loading)
         await held.count_kills()
+        await held.measure(within_seconds=held.pace.measure)
         for progress in await held.tools.hands.run(_read_progress, held):
             held.telling.progress(progress)
         health = _judge(held, await _ask(held, held.engine().info.health_path))
@@ -301,12 +314,15 @@ async def _ask_context(held: Held) -> None:
         log.warning(text, held.spec.id, tokens, promised)
 
 
-async def _ask_load(held: Held) -> None:
-    path = held.engine().info.load_path
-    if path is not None:
-        reply = await _ask(held, path)
-        load = None if reply is None or reply.status != 200 else held.engine().read_load(reply.body)
-        held.telling.load(load or Load())
+async def _ask_load(held: Held, path: str | None) -> Load | None:
+    """What it says of its load; None where it does not answer at all."""
+    if path is None:
+        return Load()
+    reply = await _ask(held, path)
+    load = None if reply is None or reply.status != 200 else held.engine().read_load(reply.body)
+    load = load or Load()
+    held.telling.load(load)
+    return None if reply is None or reply == REFUSED else load
 
 
 async def _ask(held: Held, path: str) -> Reply | None:
@@ -348,6 +364,14 @@ async def _explain_broken(held: Held, reason: str) -> End:
     lines = await _read_last(held)
     cause = await _read_exit(held, lines, None, None)
     return End(cause=reason, remedy=None if cause is None else cause.remedy, lines=lines[-SHOWN_LINES:])
+
+
+async def _explain_hung(held: Held, cause: str) -> End:
+    """An engine that still runs and answers nobody; what to do about that its log may tell."""
+    lines = await _read_last(held)
+    named = await _read_exit(held, lines, None, None)
+    remedy = REMEDY if named is None or named.remedy is None else named.remedy
+    return End(cause=cause, kind=CauseKind.HUNG, remedy=remedy, lines=lines[-SHOWN_LINES:])
 
 
 async def _explain_timeout(held: Held, limit_seconds: float, unproven: str | None) -> End:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from llmgw.core.replica import Endpoint, Load, ShardReport, ShardSpec, ShardState
+from llmgw.core.replica import Endpoint, Load, Measured, ShardReport, ShardSpec, ShardState
 
 WORDS_CHARS = 2000
 
@@ -56,6 +56,10 @@ class Telling:
     def context(self, tokens: int | None) -> None:
         """How many tokens a request may have, as the engine says; told with the next word."""
         self.last = replace(self.last, context_length=tokens)
+
+    def measured(self, measured: Measured) -> None:
+        """What its launch has shown."""
+        self._tell(replace(self.last, measured=measured))
 
     def progress(self, progress: str | None) -> None:
         """One line for a person who waits; None when there is nothing to say."""

@@ -106,12 +106,13 @@ async def serve_node(
 
 @dataclass(slots=True)
 class Life:
-    """One shard that runs here: what it is, what ends it, and what was last said of it. ``why`` it was stopped, where
-    that was not because the server wants it no more."""
+    """One shard that runs here: what it is as it was told last, what ends it and what lets it go on, and what was last
+    said of it. ``why`` it was stopped, where that was not because the server wants it no more."""
 
     spec: ShardSpec
     last: ShardReport
     stop: trio.Event = field(default_factory=trio.Event)
+    go: trio.Event = field(default_factory=trio.Event)
     why: str | None = None
 
 
@@ -148,6 +149,10 @@ class Shards:
             wanted = self._desired.get(shard)
             if wanted is None or wanted.epoch != life.spec.epoch:
                 life.stop.set()
+            elif wanted.go and not life.spec.go:
+                # The same one, and all of its replica are prepared.
+                life.spec = replace(life.spec, go=True)
+                life.go.set()
         for shard, spec in self._desired.items():
             # One whose older epoch still runs is begun when that has ended: two epochs never run at once. And one that
             # the server may have given up waits for its word.
@@ -188,7 +193,7 @@ class Shards:
             self._outbox.put_report(ShardChanged(node=self._tools.settings.node_id, report=said))
 
         try:
-            await run_shard(life.spec, self._tools, report, stop=life.stop, adopted=adopted)
+            await run_shard(life.spec, self._tools, report, stop=life.stop, go=life.go, adopted=adopted)
         except Exception as error:
             log.exception("shard %s ends by a fault of llmgw", life.spec.id)
             cause = f"a fault of llmgw itself: {type(error).__name__}: {error}"

@@ -23,6 +23,7 @@ _MAX_SOURCE_BYTES = 4095
 _MAX_NAME = 200
 _MAX_TOKENS = 100_000_000
 _MAX_PRICE = 1_000_000
+_MAX_TARGET = 100_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +147,7 @@ def _definition(section: Section, engines: Collection[str], folder: Path | None,
         max_output=section.count("max_output", None, low=1, high=_MAX_TOKENS),
         over_limit=section.choice("over_limit", "clamp", OVER_LIMIT),
         prices=_prices(section) if section.has("prices") else None,
-        scaling=_scaling(section, later),
+        scaling=_scaling(section),
         profiles=profiles,
     )
     if model.context_length and model.max_output and model.max_output > model.context_length:
@@ -218,18 +219,17 @@ def _source(section: Section, key: str, folder: Path | None) -> str:
     return expand_home(source) if source.startswith("~/") else source
 
 
-def _scaling(section: Section, later: list[str]) -> Scaling:
+def _scaling(section: Section) -> Scaling:
     stanza = section.section("scaling")
     default = Scaling()
     scaling = Scaling(
         min=stanza.count("min", default.min, low=0, high=1000),
         max=stanza.count("max", default.max, low=0, high=1000),
         idle_timeout_seconds=stanza.duration("idle_timeout", default.idle_timeout_seconds),
+        target=stanza.count("target", default.target, low=1, high=_MAX_TARGET),
     )
     if scaling.min > scaling.max:
         stanza.wrong("min", f"{scaling.min} is more than max, which is {scaling.max}; write both")
-    if stanza.has("idle_timeout"):
-        later.append("scaling.idle_timeout")
     stanza.close()
     return scaling
 

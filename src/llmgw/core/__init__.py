@@ -5,10 +5,15 @@ Facts          model (what an operator writes), node (what a machine reports), r
                that is booked and said of it), trace (what was decided of late), picture (the whole at one moment)
 In and out     events (everything that can happen), effects (everything that can be asked for)
 Look-ups       catalog (a name or an alias to its model), topology (nodes and GPUs that sit close together)
-Decisions      scaling (how many, and when to try again), placement (where: filters say why not here, costs how dear it
-               is, unlock what would change a no), routing (which ready replica serves), breaker (which one is passed
-               over for a moment), brake (whether so many lost nodes can be believed)
-The machine    fleet: ``Fleet.handle(event, now) -> effects``, the only writer of what is desired; roster: its books
+Decisions      placement (where: filters say why not here, costs how dear it is, unlock what would change a no), scaling
+               (how many, and when to try again), demand (how much a model is asked for), learned (what launches have
+               shown of memory and time), rolling (which definition is launched), routing (which ready replica serves),
+               breaker (which one is passed over for a moment), brake (whether so many lost nodes can be believed)
+The machine    fleet: ``Fleet.handle(event, now) -> effects``, the only writer of what is desired. Its rooms all work on
+               one state: arrivals (nodes that come, report and go) and adoption (what they run already), orders (what
+               people want), lives (what becomes of an epoch) and leaving (how one goes), planning (what a model lacks),
+               with crews (who serves it, who is one too many), starting and evicting, and timers (what is due by now);
+               roster: its books
 Apart          sse: where events of an event stream begin and end
 
 README.md beside this file draws the loop.

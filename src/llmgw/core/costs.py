@@ -26,6 +26,9 @@ LEAST_FETCH_SECONDS = 300.0
 CROWDING_SECONDS = 60.0
 # Else of two nodes where it never works the better one would be tried again, and a third one never.
 FAILED_SECONDS = 120.0
+# So often in a row, and any other node is the better one.
+OFTEN = 3
+OFTEN_SECONDS = 10_000.0
 WHOLE_NODE_SECONDS = 30.0
 STRADDLING_SECONDS = 45.0
 GPU_NODE_SECONDS = 20.0
@@ -109,7 +112,7 @@ def _offer(need: Need, hosts: Sequence[Host]) -> Iterator[Offer]:
     for host in hosts:
         seconds = CROWDING_SECONDS * host.replicas.get(name, 0)
         if failed:
-            seconds += FAILED_SECONDS * failed.get(host.id, 0)
+            seconds += _failures_seconds(failed.get(host.id, 0))
         if source not in host.holds:
             seconds += fetch_seconds
         if not gpus:
@@ -124,6 +127,10 @@ def _offer(need: Need, hosts: Sequence[Host]) -> Iterator[Offer]:
             cost = seconds + STRADDLING_SECONDS * pick.straddling
             card_gb = host.free[pick.places[0]].memory_gb
             yield Offer(cost, len(host.free) - gpus, host.id, card_gb, gpu_class, host, pick)
+
+
+def _failures_seconds(count: int) -> float:
+    return FAILED_SECONDS * count + (OFTEN_SECONDS if count >= OFTEN else 0.0)
 
 
 def _fetch_seconds(need: Need) -> float:
@@ -161,7 +168,7 @@ def score(need: Need, offers: Sequence[Offer]) -> Score:
     return Score(
         seconds=sum(offer.seconds for offer in offers),
         fetch_seconds=fetching * _fetch_seconds(need),
-        failures_seconds=sum(need.failed.get(offer.id, 0) for offer in offers) * FAILED_SECONDS,
+        failures_seconds=sum(_failures_seconds(need.failed.get(offer.id, 0)) for offer in offers),
         crowding_seconds=crowding * CROWDING_SECONDS,
         whole_nodes_seconds=whole * WHOLE_NODE_SECONDS,
         straddling_seconds=straddling * STRADDLING_SECONDS,

@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from llmgw.core.learned import Fact
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import Node, NodeId
-from llmgw.core.replica import ShardReport, ShardSpec
+from llmgw.core.replica import ReplicaId, ShardReport, ShardSpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogChanged:
-    """The models that there are now, all of them."""
+    """The models that there are now, all of them.
+
+    ``proven`` is for a model the definition that it last served by, where that is known from an earlier server, and
+    ``failed`` names those whose definition has failed before: they go on by the proven one.
+    """
 
     models: tuple[Model, ...]
+    proven: Mapping[ModelName, Model] = field(default_factory=dict, hash=False)
+    failed: frozenset[ModelName] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +54,16 @@ class NodeSilent:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeMarked:
     """What an operator has said of a node, whether or not it is there: the whole of it, in place of what was said
-    before. ``labels`` are laid over the node's own; a value of None takes one away."""
+    before. ``labels`` are laid over the node's own; a value of None takes one away.
+
+    ``draining``: all that runs there is to run elsewhere, or not at all; ``drain_until`` is when it stops even so (of
+    the fleet's clock), None where it may wait for room for ever. A draining node takes nothing new.
+    """
 
     node: NodeId
     cordoned: bool = False
+    draining: bool = False
+    drain_until: float | None = None
     labels: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
@@ -98,9 +111,55 @@ class ShardChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
-    """Somebody asked for a model that has no ready replica."""
+    """How much a model is asked for at this moment: the whole of it, in place of what was said before.
+
+    ``waiting`` requests wait for a replica; ``in_flight`` are answered, by replica (none is 0). ``asked``: since the
+    last word somebody has asked who has not hung up: was answered, or was told to come again.
+    """
 
     model: ModelName
+    waiting: int = 0
+    in_flight: Mapping[ReplicaId, int] = field(default_factory=dict, hash=False)
+    asked: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelCalled:
+    """An operator wants a model to load now, as somebody who asks for it would; and by its definition as it is written,
+    though that has failed."""
+
+    model: ModelName
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drained:
+    """No request is in flight to a replica's epoch any more, since the ``Drain`` of this number asked for that word."""
+
+    replica: ReplicaId
+    epoch: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelsHeld:
+    """The models that an operator holds at zero, all of them, whatever their scaling says."""
+
+    models: frozenset[ModelName]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaRecalled:
+    """An operator wants this epoch of a replica replaced: by another one first where there is room, else in place."""
+
+    replica: ReplicaId
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactsKnown:
+    """What launches have shown before this server began (``learned.Fact``)."""
+
+    facts: tuple[Fact, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,6 +184,11 @@ Event = (
     | RulesChanged
     | ShardChanged
     | Demand
+    | ModelCalled
+    | Drained
+    | ModelsHeld
+    | ReplicaRecalled
+    | FactsKnown
     | Wakeup
     | Stopping
 )

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from llmgw.core.hosts import CRUMB_GB, USUAL_SHARE, Host, Standing, spare_gb
+from llmgw.core.hosts import CRUMB_GB, Host, Standing, spare_gb
+from llmgw.core.learned import USUAL_SHARE
 from llmgw.core.model import ANY_CLASS, Model, Profile, newer_keys
 from llmgw.core.node import Disk, Gpu, NodeId
 from llmgw.core.rejection import Reason

@@ -7,12 +7,10 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from llmgw.core.learned import USUAL_SHARE
 from llmgw.core.model import ModelName
 from llmgw.core.node import EngineFound, Gpu, Node, NodeId
 from llmgw.core.replica import ReplicaId
-
-# What an engine takes of a card that its profile says nothing of.
-USUAL_SHARE = 0.9
 
 # Sums of bookings drift: nobody is turned away for a kilobyte.
 CRUMB_GB = 1e-6

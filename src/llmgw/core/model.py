@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import NewType
 
@@ -15,11 +15,18 @@ ANY_CLASS = "any"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scaling:
-    """How many replicas: ``max`` 0 is configured and deliberately not running."""
+    """How many replicas: ``max`` 0 is configured and deliberately not running, ``min`` 0 with more above it loads when
+    somebody asks, and is stopped when nobody has for ``idle_timeout_seconds``. ``target``: requests, answered and
+    waiting, for each replica; what is more asks for another one."""
 
     min: int = 0
     max: int = 0
     idle_timeout_seconds: float = 900.0
+    target: int = 8
+
+    @property
+    def on_demand(self) -> bool:
+        return self.min == 0 < self.max
 
 
 class Task(StrEnum):
@@ -158,4 +165,16 @@ def launch_facts(model: Model, profile: Profile) -> tuple[object, ...]:
         profile.reasoning_parser,
         profile.env,
         profile.args,
+    )
+
+
+def with_launch(model: Model, launched: Model) -> Model:
+    """``model`` launched as ``launched`` was: only what a running engine doesn't depend on is its own."""
+    return replace(
+        launched,
+        aliases=model.aliases,
+        routing_profile=model.routing_profile,
+        over_limit=model.over_limit,
+        prices=model.prices,
+        scaling=model.scaling,
     )

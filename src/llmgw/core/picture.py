@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from llmgw.core.brake import Brake
-from llmgw.core.catalog import Catalog
 from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import Node, NodeId
-from llmgw.core.placement import Verdict
-from llmgw.core.replica import Replica
-from llmgw.core.roster import Roster
+from llmgw.core.placement import Rejected, Verdict
+from llmgw.core.replica import Replica, ReplicaId, ShardState
+from llmgw.core.rolling import Failed, Rollout
+from llmgw.core.state import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +39,28 @@ class NodeStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Draining:
+    """A node that is to be drained: when what is left stops all the same (None: it may wait for ever), and the replicas
+    that are left."""
+
+    until: float | None
+    left: tuple[ReplicaId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatistics:
-    """A model, its replicas (a failed one stays until its next try), and the last answer when one was to be placed."""
+    """A model, its replicas (a failed one stays until its next try), and the last answer when one was to be placed.
+
+    ``held``: an operator holds it at zero. ``rollout`` is there while replicas of it run by an earlier definition, and
+    ``failed`` where the one that is written has not come to serve and the one before goes on.
+    """
 
     model: Model
     replicas: tuple[Replica, ...]
     verdict: Verdict | None
+    held: bool = False
+    rollout: Rollout | None = None
+    failed: Failed | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,16 +74,12 @@ class FleetStatistics:
     models: tuple[ModelStatistics, ...]
     absent: tuple[NodeId, ...] = ()
     brake: Brake | None = None
+    draining: Mapping[NodeId, Draining] = field(default_factory=dict)
 
 
-def picture(
-    roster: Roster,
-    catalog: Catalog,
-    verdicts: dict[ModelName, Verdict],
-    absent: tuple[NodeId, ...],
-    brake: Brake | None,
-) -> FleetStatistics:
+def picture(state: State, brake: Brake | None) -> FleetStatistics:
     """Everything as it is now."""
+    roster = state.roster
     on_node: dict[NodeId, list[Replica]] = {}
     of_model: dict[ModelName, list[Replica]] = {}
     for replica in sorted((life.replica for life in roster.lives.values()), key=lambda each: (each.id, each.epoch)):
@@ -87,10 +100,34 @@ def picture(
             ModelStatistics(
                 model=model,
                 replicas=tuple(of_model.get(model.name, ())),
-                verdict=verdicts.get(model.name),
+                verdict=state.verdicts.get(model.name),
+                held=model.name in state.held,
+                rollout=_find_rollout(state, model.name),
+                failed=state.rolls.failed(model.name),
             )
-            for model in catalog
+            for model in state.catalog
         ),
-        absent=absent,
+        absent=tuple(sorted(state.absent)),
         brake=brake,
+        draining={
+            name: Draining(until=mark.drain_until, left=tuple(filter(None, map(_name_alive, on_node.get(name, ())))))
+            for name in sorted(roster.members)
+            if (mark := roster.marked(name)) is not None and mark.draining
+        },
     )
+
+
+def _name_alive(replica: Replica) -> ReplicaId | None:
+    return replica.id if replica.state is not ShardState.ENDED else None
+
+
+def _find_rollout(state: State, name: ModelName) -> Rollout | None:
+    outdated = sorted(
+        life.replica.id
+        for life in state.roster.of(name)
+        if life.alive and state.roster.is_desired(life) and not state.is_defined(life.replica.shard)
+    )
+    if not outdated:
+        return None
+    verdict = state.verdicts.get(name)
+    return Rollout(outdated=tuple(outdated), waits=verdict.counted() if isinstance(verdict, Rejected) else None)

@@ -21,6 +21,10 @@ class ShardState(StrEnum):
     """Where a shard's life stands, as its agent reports it."""
 
     PLACED = "placed"
+    # its node looks whether all is there that the launch needs, and gets what is not
+    PREPARING = "preparing"
+    # of several: all is there on this node, and the launch waits for the others
+    PREPARED = "prepared"
     LAUNCHING = "launching"
     LOADING = "loading"
     READY = "ready"
@@ -30,16 +34,18 @@ class ShardState(StrEnum):
 
 # A report that skips or repeats a step is late or lost news, never a reason to fall over: what is not in this table
 # is ignored. A shard that was adopted goes from placed to ready in one step.
+_AHEAD = (
+    ShardState.PLACED,
+    ShardState.PREPARING,
+    ShardState.PREPARED,
+    ShardState.LAUNCHING,
+    ShardState.LOADING,
+    ShardState.READY,
+)
+_OVER = frozenset({ShardState.STOPPING, ShardState.ENDED})
 MAY_FOLLOW: dict[ShardState, frozenset[ShardState]] = {
-    ShardState.PLACED: frozenset(
-        {ShardState.LAUNCHING, ShardState.LOADING, ShardState.READY, ShardState.STOPPING, ShardState.ENDED}
-    ),
-    ShardState.LAUNCHING: frozenset(
-        {ShardState.LAUNCHING, ShardState.LOADING, ShardState.READY, ShardState.STOPPING, ShardState.ENDED}
-    ),
-    ShardState.LOADING: frozenset({ShardState.LOADING, ShardState.READY, ShardState.STOPPING, ShardState.ENDED}),
-    ShardState.READY: frozenset({ShardState.READY, ShardState.STOPPING, ShardState.ENDED}),
-    ShardState.STOPPING: frozenset({ShardState.STOPPING, ShardState.ENDED}),
+    **{state: frozenset(_AHEAD[max(at, 1) :]) | _OVER for at, state in enumerate(_AHEAD)},
+    ShardState.STOPPING: _OVER,
     ShardState.ENDED: frozenset(),
 }
 
@@ -71,6 +77,8 @@ class ShardSpec:
 
     ``gpus`` are the UUIDs of those that are booked for it, in the order of the ranks; None where nobody chooses. The
     ``count`` shards of one replica meet over the ``fabric`` of that name, at ``rendezvous``: ``host:port`` of rank 0.
+    ``go`` False: prepare the launch and say so, and launch when a later set says True. That is for several shards only,
+    each of which has said then that it is prepared.
     """
 
     id: ShardId
@@ -84,6 +92,19 @@ class ShardSpec:
     gpus: tuple[str, ...] | None = None
     fabric: str | None = None
     rendezvous: str | None = None
+    go: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """What a launch has shown, as its agent has measured it: ``load_seconds`` from the start of the process to ready,
+    and the most that it has held since, in GB of 10^9 bytes: ``gpu_gb`` of any one of its GPUs, ``memory_gb`` of the
+    machine's memory. ``version`` is the engine's. What could not be measured is None."""
+
+    load_seconds: float | None = None
+    gpu_gb: float | None = None
+    memory_gb: float | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,6 +145,7 @@ class ShardReport:
     remedy: str | None = None
     lines: tuple[str, ...] = ()
     load: Load = Load()
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +163,7 @@ class Shard:
     remedy: str | None = None
     lines: tuple[str, ...] = ()
     load: Load = Load()
+    measured: Measured | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +171,8 @@ class Replica:
     """One epoch of a serving copy of a model by one profile: a shard on each of its nodes, by rank.
 
     ``state`` is that of all of them together and ``since`` when it took it. Rank 0 answers requests. ``cause``,
-    ``kind``, ``remedy`` and ``lines`` are those of the shard that ended it.
+    ``kind``, ``remedy`` and ``lines`` are those of the shard that ended it. ``draining``: why it is to stop, while its
+    last requests are answered; it gets no others.
     """
 
     id: ReplicaId
@@ -162,6 +186,7 @@ class Replica:
     kind: str | None = None
     remedy: str | None = None
     lines: tuple[str, ...] = ()
+    draining: str | None = None
 
     @property
     def shard(self) -> ShardSpec:
@@ -194,10 +219,6 @@ class Replica:
         return None
 
 
-# How far a shard has come: a replica has come as far as its last one.
-_PROGRESS = (ShardState.PLACED, ShardState.LAUNCHING, ShardState.LOADING, ShardState.READY)
-
-
 def join_states(states: Collection[ShardState], count: int) -> ShardState:
     """What ``count`` shards are together, of which these are known: ended when all have, stopping as soon as one is."""
     if all(state is ShardState.ENDED for state in states):
@@ -206,7 +227,8 @@ def join_states(states: Collection[ShardState], count: int) -> ShardState:
         return ShardState.STOPPING
     if len(states) < count:
         return ShardState.PLACED
-    return min(states, key=_PROGRESS.index)
+    # It has come as far as its last one.
+    return min(states, key=_AHEAD.index)
 
 
 def replica_id(model: ModelName, number: int) -> ReplicaId:

@@ -7,7 +7,7 @@ frees its memory when it is gone, not when somebody decides that it should go.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TypeVar
@@ -51,6 +51,8 @@ class Life:
     ``launched_at`` is None when it ran before we knew it; ``heard`` has the nodes that have spoken of their shard;
     ``withdrawn_by`` is for each node the revision of the first desired set without it; ``ready_seconds`` is how long it
     has served, once it no longer does. ``given_up``: another epoch takes its place, since a node of it is lost.
+    ``proven``: it has served for a while; ``recalled``: an operator wants it replaced; ``drain`` is the number of its
+    last drain; ``evicted_for`` the model that it makes way for.
     """
 
     replica: Replica
@@ -60,6 +62,10 @@ class Life:
     withdrawn_by: dict[NodeId, int] = field(default_factory=dict)
     ready_seconds: float = 0.0
     given_up: bool = False
+    proven: bool = False
+    recalled: bool = False
+    drain: int = 0
+    evicted_for: ModelName | None = None
     key: LifeKey = field(init=False)
 
     def __post_init__(self) -> None:
@@ -152,6 +158,15 @@ class Roster:
         self._marks[marked.node] = marked
         self._make_anew(marked.node)
 
+    def marked(self, node: NodeId) -> NodeMarked | None:
+        """What an operator has said of a node."""
+        return self._marks.get(node)
+
+    def is_draining(self, node: NodeId) -> bool:
+        """All that runs there is to go."""
+        mark = self._marks.get(node)
+        return mark is not None and mark.draining
+
     def remove(self, name: NodeId) -> tuple[Desire, list[Life]]:
         """Forget a node, with what was said of it. Answers what it is to run from now on, for whoever keeps what it was
         told, and the lives that had a shard there, which are the caller's to end."""
@@ -187,14 +202,25 @@ class Roster:
             self.host(self.members[name])
         return not self._stale
 
-    def _make_host(self, member: Member) -> Host:
+    def hosts_without(self, gone: Collection[LifeKey]) -> tuple[Host, ...]:
+        """The nodes as they will be once these lives have ended."""
+        touched = {node for key in gone for node in self.lives[key].replica.nodes}
+        return tuple(
+            self._make_host(self.members[host.id], gone) if host.id in touched else host for host in self.hosts()
+        )
+
+    def host_without(self, node: NodeId, gone: LifeKey) -> Host:
+        """One node as it will be once this life has ended."""
+        return self._make_host(self.members[node], (gone,))
+
+    def _make_host(self, member: Member, gone: Collection[LifeKey] = ()) -> Host:
         name = member.node.id
         booked: dict[str, ReplicaId] = {}
         booked_gb = 0.0
         replicas: Counter[ModelName] = Counter()
         for life in self.on(name):
             shard = life.shard_on(name)
-            if shard.state is ShardState.ENDED:
+            if shard.state is ShardState.ENDED or life.key in gone:
                 continue
             booked_gb += shard.spec.profile.min_memory_gb or 0.0
             gpus = shard.spec.gpus
@@ -210,7 +236,7 @@ class Roster:
         return Host(
             node=member.node,
             standing=member.standing,
-            cordoned=mark is not None and mark.cordoned,
+            cordoned=mark is not None and (mark.cordoned or mark.draining),
             labels=labels,
             booked_gb=booked_gb,
             booked=booked,
@@ -242,11 +268,8 @@ class Roster:
     # -- lives
 
     def put(self, life: Life) -> None:
-        """Enter a life, or what has become of it; an earlier epoch of the replica that has ended makes room for it."""
+        """Enter a life, or what has become of it."""
         name = life.replica.id
-        if life.key not in self.lives:
-            for ended in [other for other in self._by_replica.get(name, {}).values() if not other.alive]:
-                self.forget(ended)
         self.lives[life.key] = life
         self._by_replica.setdefault(name, {})[life.key] = life
         self._by_model.setdefault(life.replica.model, {})[life.key] = life
@@ -357,6 +380,7 @@ class Roster:
         return (
             replica.state is ShardState.READY
             and replica.endpoint is not None
+            and replica.draining is None
             and not any(map(self.is_lost, replica.nodes))
         )
 

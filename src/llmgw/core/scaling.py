@@ -22,9 +22,13 @@ class Failures:
     cause: str = ""
 
 
-def wanted(model: Model, *, demand: bool) -> int:
-    """How many replicas there should be. With ``demand`` somebody waits for a model that may be loaded on demand."""
-    return min(max(model.scaling.min, int(demand)), model.scaling.max)
+def wanted(model: Model, *, used: bool, settled: int) -> int:
+    """How many replicas there should be: as many as the load is worth (``settled``), within what the model says. One
+    that loads on demand has none unless it is ``used``: somebody asks for it, or has of late."""
+    scaling = model.scaling
+    if scaling.on_demand:
+        return min(max(1, settled), scaling.max) if used else 0
+    return min(max(scaling.min, settled), scaling.max)
 
 
 def fail(earlier: Failures | None, ready_seconds: float, now: float) -> Failures:

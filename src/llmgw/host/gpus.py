@@ -27,11 +27,18 @@ NO_ANSWER = "the NVIDIA driver does not answer: `dmesg` may say why"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpusFound:
     """All GPUs there are, in the order of their indices, and the driver's version. ``problem``: why that may not be
-    all, in one line; None where nothing is wrong, as on a machine that has none."""
+    all, in one line; None where nothing is wrong, as on a machine that has none. ``held_gb``: what each process is
+    known to hold of a GPU, by its UUID, in GB of 10^9 bytes."""
 
     gpus: tuple[Gpu, ...] = ()
     driver: str | None = None
     problem: str | None = None
+    held_gb: Mapping[str, Mapping[int, float]] = field(default_factory=dict, hash=False)
+
+    def find_most_held_gb(self, pids: Collection[int]) -> float | None:
+        """The most that these processes hold together of any one GPU; None where they are seen on none."""
+        sums = (sum(gb for pid, gb in holders.items() if pid in pids) for holders in self.held_gb.values())
+        return max((gb for gb in sums if gb > 0), default=None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +125,9 @@ class GpuReader:
             else:
                 gpus.append(gpu)
         gpus.sort(key=lambda gpu: (gpu.index, gpu.pci or ""))
-        return GpusFound(gpus=tuple(gpus), driver=survey.driver, problem="; ".join(problems) or None)
+        held_gb = {card.uuid: _size_holders(card) for card in survey.cards if card.holders}
+        problem = "; ".join(problems) or None
+        return GpusFound(gpus=tuple(gpus), driver=survey.driver, problem=problem, held_gb=held_gb)
 
     def _describe(self, card: Card, index: int, known: Gpu | None, ours: Collection[int]) -> Gpu:
         if card.broken is not None and known is not None:
@@ -169,6 +178,16 @@ class GpuReader:
     def _name_class(self, uuid: str, name: str, memory_bytes: float) -> str:
         told = self._classes.get(uuid.lower()) or self._classes.get(name.strip().lower())
         return told or name_class(name, int(memory_bytes))
+
+
+def _size_holders(card: Card) -> dict[int, float]:
+    """What each process has of a card; one whose size the driver keeps to itself has what no other one has."""
+    holders = card.holders or ()
+    sizes = {holder.pid: holder.memory_bytes for holder in holders if holder.memory_bytes is not None}
+    unsized = [holder.pid for holder in holders if holder.memory_bytes is None]
+    if len(unsized) == 1 and card.used_bytes is not None:
+        sizes[unsized[0]] = max(0, card.used_bytes - sum(sizes.values()))
+    return {pid: round(size / GB, 3) for pid, size in sizes.items()}
 
 
 def _order(cards: Sequence[Card]) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 from collections.abc import Callable
@@ -23,6 +24,26 @@ def is_free(port: int) -> bool:
         except OSError:
             return False
     return True
+
+
+def is_taken(address: str) -> bool:
+    """Whether it is certain that nobody could listen at ``host:port`` now, because another program does.
+
+    What can't be tried is not certain: a machine need not have the address that it is reached at.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        # No names: one may take minutes to look up.
+        numeric = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=numeric)
+        with socket.socket(*found[0][:3]) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind(found[0][4])
+    except ValueError:
+        return False
+    except OSError as error:
+        return error.errno == errno.EADDRINUSE
+    return False
 
 
 class Ports:

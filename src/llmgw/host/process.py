@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import select
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +27,15 @@ MARKER = "LLMGW_SHARD"
 
 # What llmgw itself is told by the environment (API keys among it) is nothing an engine needs to know.
 OWN_PREFIX = "LLMGW_"
+
+# What /proc calls a thread of the kernel, and what is ending: neither has an environment any more, or ever had.
+PF_EXITING = 0x00000004
+PF_KTHREAD = 0x00200000
+# How long a program may be about to begin, with no environment to be seen; it takes far less than one pause.
+EXEC_PAUSE_SECONDS = 0.002
+EXEC_TRIES = 100
+# More than an environment has: in one act, for it may be gone before a second.
+ENVIRONMENT_BYTES = 1024 * 1024
 
 # What a program does to itself.
 CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP})
@@ -57,12 +68,9 @@ class Stat:
 
 def read_stat(pid: int) -> Stat | None:
     """None when there is no such process."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
+    fields = _read_fields(pid)
+    if fields is None:
         return None
-    # The name stands in brackets and may itself hold spaces and brackets: count from the last one.
-    fields = text.rpartition(")")[2].split()
     return Stat(
         pid=pid,
         state=fields[0],
@@ -72,6 +80,16 @@ def read_stat(pid: int) -> Stat | None:
         threads=int(fields[17]),
         start_time=int(fields[19]),
     )
+
+
+def _read_fields(pid: int) -> list[str] | None:
+    """What proc(5) counts from the third on."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    # The name stands in brackets and may itself hold spaces and brackets: count from the last one.
+    return text.rpartition(")")[2].split()
 
 
 def read_all_stats() -> list[Stat]:
@@ -87,13 +105,47 @@ def read_boot_id() -> str:
 
 def read_marker(pid: int) -> str | None:
     """The marker that a process was started with; None for a stranger's, or when it may not be read."""
+    return _read_markers([pid]).get(pid)
+
+
+def _read_markers(pids: Iterable[int]) -> dict[int, str]:
+    """The markers of those that carry one. What is just being executed is waited for: it has no environment for a
+    moment, and passed over it would be nobody's."""
+    prefix = f"{MARKER}=".encode()
+    found = {}
+    unsure = list(pids)
+    for attempt in range(EXEC_TRIES):
+        if attempt:
+            time.sleep(EXEC_PAUSE_SECONDS)
+        seen = [(pid, _read_environment(pid)) for pid in unsure]
+        for pid, environment in seen:
+            entries = (environment or b"").split(b"\0")
+            marker = next((entry for entry in entries if entry.startswith(prefix)), None)
+            if marker is not None:
+                found[pid] = os.fsdecode(marker[len(prefix) :])
+        unsure = [pid for pid, environment in seen if environment == b"" and _may_begin(pid)]
+        if not unsure:
+            break
+    return found
+
+
+def _read_environment(pid: int) -> bytes | None:
+    """What it was started with; None when that may not be read, or there is no such process."""
     try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
+        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+            return b"".join(iter(functools.partial(file.read, ENVIRONMENT_BYTES), b""))
     except OSError:
         return None
-    prefix = f"{MARKER}=".encode()
-    found = next((entry for entry in environment.split(b"\0") if entry.startswith(prefix)), None)
-    return None if found is None else os.fsdecode(found[len(prefix) :])
+
+
+def _may_begin(pid: int) -> bool:
+    """Whether a process whose environment reads as empty may have one: it is being executed, or was while we read."""
+    fields = _read_fields(pid)
+    if fields is None or fields[0] in "ZX" or int(fields[6]) & (PF_KTHREAD | PF_EXITING):
+        return False
+    # The kernel tells where its code is when all else is laid out. Then what begins and ends at one place is empty.
+    code, begins, ends = int(fields[23]), int(fields[47]), int(fields[48])
+    return code == 0 or begins < ends
 
 
 def is_killed(pid: int) -> bool:
@@ -125,8 +177,9 @@ def find_tree(leader: int) -> dict[int, Stat]:
 
 def find_marked(prefix: str) -> dict[Stat, str]:
     """The living processes whose marker begins so, and their markers."""
-    marked = ((stat, read_marker(stat.pid)) for stat in read_all_stats())
-    return {stat: marker for stat, marker in marked if marker is not None and marker.startswith(prefix)}
+    stats = {stat.pid: stat for stat in read_all_stats()}
+    marked = _read_markers(stats)
+    return {stats[pid]: marker for pid, marker in marked.items() if marker.startswith(prefix)}
 
 
 class Process:

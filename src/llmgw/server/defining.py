@@ -1,11 +1,15 @@
-"""The models' definitions, declared in server.yaml or stored: what is checked, what is kept, what the fleet is told."""
+"""The models' definitions, declared in server.yaml or stored: what is checked, what is kept, what the fleet is told.
+
+Each that becomes the current one of its model gets a number in the history of that; what became of it decides whether
+the fleet goes by it after a restart.
+"""
 
 from __future__ import annotations
 
 import difflib
 import logging
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -17,11 +21,15 @@ from llmgw.config.definition import Definition, find_rejections, parse_definitio
 from llmgw.core.catalog import Catalog
 from llmgw.core.events import CatalogChanged
 from llmgw.core.model import Model, ModelName
+from llmgw.core.replica import ShardState
+from llmgw.core.rolling import defines
 from llmgw.engines.registry import Engine
 from llmgw.errors import ConfigError, LlmgwError, Problem
 from llmgw.server.acts import ACT_SECONDS, carry_through
+from llmgw.server.history import Current, Histories
 from llmgw.server.names import StoredModel, find_claims, find_clashes, name_taken, what_it_is
 from llmgw.server.scheduler import Scheduler
+from llmgw.store import StoredDefinition
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +72,7 @@ class Defining:
         *,
         engines: Mapping[str, Engine],
         store: ModelStore,
+        histories: Histories,
         declared: tuple[Definition, ...],
         reread: Callable[[], Awaitable[Reread]],
         wall: Callable[[], float] = time.time,
@@ -71,6 +80,7 @@ class Defining:
         self._scheduler = scheduler
         self._engines = engines
         self._store = store
+        self._histories = histories
         self._declared = declared
         self._stored: tuple[StoredModel, ...] = ()
         self._reread = reread
@@ -79,8 +89,12 @@ class Defining:
 
     async def load(self) -> None:
         """Tell the fleet of the models that there are: once, at the start."""
+        await self._histories.load()
         await self._publish()
-        for concern in self.shadowed():
+        self._warn()
+
+    def _warn(self) -> None:
+        for concern in (*self.shadowed(), *self.failed()):
             log.warning("%s: %s", concern.name, concern.message)
 
     # what there is
@@ -99,6 +113,13 @@ class Defining:
             raise self._unknown(name)
         return found
 
+    def find_model(self, name: str) -> Model:
+        """The model of that name or alias. Refused when there is none, and for an adapter: it is only a part of one."""
+        found = self.find(name)
+        if found.find_lora(name) is not None:
+            raise self._unknown(name)
+        return found
+
     def shadowed(self) -> list[Concern]:
         """Stored models that server.yaml has taken the name of."""
         places = self.places()
@@ -112,6 +133,26 @@ class Defining:
             for each in self._stored
             if each.model.name in places
         ]
+
+    def failures(self) -> Mapping[str, str]:
+        """Why the definition of a model has failed, by its name, where the one before goes on."""
+        found = ((name, self._histories.failure(name)) for name in sorted(self._histories.failed()))
+        return {name: why for name, why in found if why is not None}
+
+    def failed(self) -> list[Concern]:
+        """The same, for who is to do something about it."""
+        return [
+            Concern(kind="model", name=name, message=self._tell_failure(name, why))
+            for name, why in self.failures().items()
+        ]
+
+    def _tell_failure(self, name: str, why: str) -> str:
+        place = self.places().get(name)
+        where, how = ("", f"`llmgw ctl model edit {name}`") if place is None else (f" in {place}", "change it there")
+        return (
+            f"the definition{where} failed: {why}; the one before goes on ({how}, or `llmgw ctl load {name}` to try it "
+            "again)"
+        )
 
     async def read(self, file: str, text: str) -> tuple[Definition, ...]:
         """What a file says, if it could be added or put in the place of what has these names. Nothing is changed."""
@@ -133,6 +174,7 @@ class Defining:
             if problems := find_clashes(definitions, stored=self._stored, declared=self._declared, replace=replace):
                 raise name_taken(problems)
             before = {each.model.name for each in self._stored}
+            rolls = self.find_rolling(each.model for each in definitions)
 
             async def put_all() -> None:
                 for definition in definitions:
@@ -146,10 +188,25 @@ class Defining:
                 name=each.model.name,
                 replaced=each.model.name in before,
                 runs=each.model.scaling.max > 0,
+                rolls=each.model.name in rolls,
+                held=self._scheduler.fleet.held(each.model.name),
+                number=newest.number if (newest := self._histories.newest(each.model.name)) is not None else None,
                 not_in_effect=each.not_in_effect,
             )
             for each in definitions
         )
+
+    def find_rolling(self, definitions: Iterable[Model]) -> set[ModelName]:
+        """Those of them that have replicas which these definitions would launch otherwise."""
+        written = {model.name: model for model in definitions}
+        return {
+            replica.model
+            for each in self._scheduler.fleet.statistics().models
+            for replica in each.replicas
+            if replica.state is not ShardState.ENDED
+            and replica.model in written
+            and not defines(written[replica.model], replica.shard)
+        }
 
     async def remove(self, name: str) -> Removed:
         """Forget a model that was added."""
@@ -158,10 +215,28 @@ class Defining:
             if place is not None and self.find_stored(name) is None:
                 message = f"{name} is declared at {place}: take it out there, then `llmgw ctl reload`"
                 raise Refused(message, status=409, code="declared_model")
-            # The store is asked in any case: it may keep one that this version can't read.
-            if not await self._act(lambda: self._store.remove(ModelName(name))):
+
+            async def forget() -> bool:
+                # The store is asked in any case: it may keep one that this version can't read.
+                was_there = await self._store.remove(ModelName(name))
+                if was_there and place is None:
+                    await self._histories.forget(ModelName(name))
+                return was_there
+
+            if not await self._act(forget):
                 raise self._unknown(name)
         return Removed(name=name, declared=place)
+
+    async def put_back(self, entry: StoredDefinition, note: str) -> StoredDefinition:
+        """Within a change: store an earlier definition again, as the current one of a model that is not declared; the
+        entry that it gets. Refused where another model has one of its names by now."""
+        places = dict.fromkeys(("name", "aliases"), f"definition {entry.number}")
+        places |= {f"loras[{index}].name": places["name"] for index, _ in enumerate(entry.model.loras)}
+        definition = Definition(model=entry.model, scaled=True, not_in_effect=(), places=places, text=entry.text)
+        if problems := find_clashes([definition], stored=self._stored, declared=self._declared, replace=True):
+            raise name_taken(problems)
+        await self._store.put(entry.model, entry.text, self._wall())
+        return await self._histories.enter_again(entry, note)
 
     async def reload(self) -> Reloaded:
         """Read server.yaml again. Where anything in it is wrong all stays as it was."""
@@ -175,15 +250,25 @@ class Defining:
                 self._declared = found.declared
 
             await self._act(apply)
-        for concern in self.shadowed():
-            log.warning("%s: %s", concern.name, concern.message)
-        return Reloaded(file=found.file, changed=found.changed, needs_restart=found.needs_restart)
+        self._warn()
+        failed = tuple(concern for concern in self.failed() if concern.name in self.places())
+        return Reloaded(file=found.file, changed=found.changed, needs_restart=found.needs_restart, failed=failed)
 
     async def _read_again(self) -> Reread:
         with trio.move_on_after(ACT_SECONDS):
             return await self._reread()
         message = f"server.yaml could not be read within {ACT_SECONDS:g} s; look at its disk, then try again"
         raise Refused(message, status=503, code="config_unavailable")
+
+    async def change(self, make: Callable[[], Awaitable[T]]) -> T:
+        """Make a change to what is stored, while nobody else does, then tell the fleet which models there are."""
+        async with self._acting:
+            return await self._act(make)
+
+    async def note(self, make: Callable[[], Awaitable[T]]) -> T:
+        """The same for what the fleet knows already."""
+        async with self._acting:
+            return await carry_through(make)
 
     async def _act(self, change: Callable[[], Awaitable[T]]) -> T:
         """Make a change, then tell the fleet which models there are."""
@@ -202,9 +287,20 @@ class Defining:
 
     async def _publish(self) -> None:
         self._stored = await self._store.list()
-        models = [definition.model for definition in self._declared]
-        models += [stored.model for stored in self._stored]
-        await self._scheduler.post(CatalogChanged(models=Catalog(models).models))
+        currents = list(self._currents())
+        await self._histories.record(currents)
+        models = Catalog(current.model for current in currents).models
+        proven, failed = self._histories.proven(), self._histories.failed()
+        await self._scheduler.post(CatalogChanged(models=models, proven=proven, failed=failed))
+
+    def _currents(self) -> Iterator[Current]:
+        """The definitions in effect: of two of one name, the declared one."""
+        for each in self._declared:
+            yield Current(model=each.model, text=each.text, place=each.places["name"])
+        places = self.places()
+        for stored in self._stored:
+            if stored.model.name not in places:
+                yield Current(model=stored.model, text=stored.text)
 
     # what is checked
 

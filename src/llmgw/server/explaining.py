@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from llmgw.admin.views import DecisionView, ExplanationView
-from llmgw.core.fleet import STOPPING_SECONDS, Fleet
+from llmgw.core.crews import STOPPING_SECONDS
+from llmgw.core.fleet import Fleet
 from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName, launch_facts
 from llmgw.core.node import NodeId
@@ -16,18 +18,32 @@ from llmgw.core.placement import NOBODY, Explanation, Placement, Rejected, expla
 from llmgw.core.replica import Replica, ReplicaId, ShardState, replica_id
 from llmgw.core.trace import Decision
 from llmgw.server.looking import view_replicas
+from llmgw.units import format_duration
 
 
 def explain_model(fleet: Fleet, model: Model, explanation: Explanation, now: float) -> ExplanationView:
     """Of a model that there is."""
     return ExplanationView(
         explanation=explanation,
+        numbers=fleet.figures(model),
+        evicts=_tell_eviction(fleet, model, explanation, now),
         wanted=fleet.wanted(model, now),
         most=model.scaling.max,
         replicas=tuple(each for each in view_replicas(fleet.statistics(), now) if each.model == model.name),
         decisions=view_decisions(fleet.trace.of(model.name), now),
         held_up=fleet.held_up(now),
     )
+
+
+def _tell_eviction(fleet: Fleet, model: Model, explanation: Explanation, now: float) -> str | None:
+    if explanation.placement is not None:
+        return None
+    found = fleet.would_evict(model, now)
+    if not isinstance(found, float):
+        return f"{found} is idle, and would make way for it"
+    if found == math.inf:
+        return None
+    return f"an idle replica may make way for it in {format_duration(math.ceil(found - now))}"
 
 
 def explain_written(
@@ -107,7 +123,8 @@ def _see(each: NodeStatistics, now: float) -> Host:
     for replica in each.replicas:
         for shard in replica.shards:
             # What has not ended by then may never.
-            going = shard.state is ShardState.STOPPING and now < shard.since + STOPPING_SECONDS
+            stopping = shard.state is ShardState.STOPPING and now < shard.since + STOPPING_SECONDS
+            going = stopping or replica.draining is not None
             if shard.spec.node == each.node.id and going:
                 leaving[replica.id] = leaving.get(replica.id, 0.0) + (shard.spec.profile.min_memory_gb or 0.0)
     return replace(each.host, leaving=leaving) if leaving else each.host

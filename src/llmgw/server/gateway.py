@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import trio
 
 from llmgw.core.breaker import Breaker
-from llmgw.core.events import Demand
 from llmgw.core.identity import ANYONE, Caller
-from llmgw.core.model import Model
+from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import Endpoint, Replica, ReplicaId, ShardAddress
@@ -25,12 +26,22 @@ from llmgw.engines.registry import Engine
 from llmgw.engines.types import RequestRules
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
+from llmgw.server.traffic import Flight, Traffic
 from llmgw.units import printable
 
 log = logging.getLogger(__name__)
 
 # What a request waits for a model that is ready on a node which can't be reached.
 UNREACHABLE_SECONDS = 5.0
+# How old what the fleet knows of the traffic may be.
+DEMAND_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Counted(Route):
+    """A route, and where the requests on it are counted."""
+
+    flight: Flight = field(compare=False)
 
 
 def locate_here(replica: Replica) -> Destination:
@@ -108,8 +119,9 @@ class FleetGateway:
         self._pages = pages
         self._locate = locate
         self._clock = clock
-        self._in_flight: dict[ReplicaId, int] = {}
-        self._routes: dict[ReplicaId, tuple[Endpoint, Route]] = {}
+        self._traffic = Traffic(scheduler)
+        # of the newest epoch of each
+        self._routes: dict[ReplicaId, tuple[Endpoint, _Counted]] = {}
         self._breaker = Breaker()
         self._requests = counters.counter(
             "llmgw_requests_total",
@@ -132,59 +144,80 @@ class FleetGateway:
 
     def models(self) -> list[Model]:
         """What runs, and what would run when asked for."""
-        return [model for model in self._fleet.catalog if model.scaling.max > 0]
+        held = self._fleet.held
+        return [model for model in self._fleet.catalog if model.scaling.max > 0 and not held(model.name)]
 
     def created(self) -> int:
         return self._created
 
+    @property
+    def in_flight(self) -> Mapping[ReplicaId, int]:
+        """The requests that each replica answers, of its newest epoch; one that answers none is absent."""
+        return self._traffic.in_flight
+
+    # -- which replica
+
     def choose(self, model: Model, without: Collection[str]) -> Route | None:
         ready = self._routable(model)
         replica = ready[0] if len(ready) == 1 and not without else self._pick(ready, without)
-        if replica is None or replica.endpoint is None:
+        if replica is None:
             return None
-        name = replica.id
-        self._in_flight[name] = self._in_flight.get(name, 0) + 1
-        known = self._routes.get(name)
-        if known is not None and known[0] is replica.endpoint:
-            return known[1]
-        route = self._make_route(replica, replica.endpoint)
-        self._routes[replica.id] = (replica.endpoint, route)
-        # what an earlier try was, this one need not be
-        self._breaker.clear(replica.id)
+        endpoint = replica.endpoint
+        if endpoint is None:
+            return None
+        known = self._routes.get(replica.id)
+        route = known[1] if known is not None and known[0] is endpoint else self._find_route(replica, endpoint)
+        self._traffic.begin(route.flight)
+        return route
+
+    def _find_route(self, replica: Replica, endpoint: Endpoint) -> _Counted:
+        known, flight = self._routes.get(replica.id), self._traffic.open(replica)
+        if known is not None and known[1].flight is flight and known[0] == endpoint:
+            # (each report of a node tells it anew)
+            route = known[1]
+        else:
+            route = self._make_route(replica, endpoint, flight)
+        if known is not None and known[1].flight is not flight:
+            # what an earlier try was, this one need not be
+            self._breaker.clear(replica.id)
+        self._routes[replica.id] = endpoint, route
         return route
 
     def _pick(self, ready: Sequence[Replica], without: Collection[str]) -> Replica | None:
         """One of those that rest only when there is no other: better a slow answer than none."""
+        in_flight = self._traffic.in_flight
         if self._breaker:
             resting = self._list_resting(ready)
-            preferred = choose(ready, self._in_flight, {*without, *resting}) if resting else None
+            preferred = choose(ready, in_flight, {*without, *resting}) if resting else None
             if preferred is not None:
                 return preferred
-        return choose(ready, self._in_flight, without)
+        return choose(ready, in_flight, without)
 
     def _list_resting(self, ready: Sequence[Replica]) -> list[ReplicaId]:
         now = self._clock()
         return [
             replica.id
             for replica in ready
-            if self._breaker.rests(replica.id, now) and self._routes[replica.id][0] is replica.endpoint
+            if self._breaker.rests(replica.id, now) and self._routes[replica.id][1].flight.epoch == replica.epoch
         ]
 
     def eject(self, route: Route, reason: str) -> None:
-        name = ReplicaId(route.replica)
-        if self._routes[name][1] is not route:
+        assert isinstance(route, _Counted)  # noqa: S101 - all are made here
+        name = route.flight.replica
+        if name not in self._routes or self._routes[name][1].flight is not route.flight:
             # late news of an earlier try
             return
         seconds = self._breaker.fail(name, self._clock())
         if seconds is not None:
             log.warning("%s is asked only if no other can be, for %g s: %s", name, seconds, printable(reason))
 
-    def _make_route(self, replica: Replica, endpoint: Endpoint) -> Route:
+    def _make_route(self, replica: Replica, endpoint: Endpoint, flight: Flight) -> _Counted:
         # The model as its engine was started with it: by now the catalog may name adapters that this one lacks.
         shard = replica.shard
         engine = self._engines.get(shard.profile.engine)
         rules = engine.build_request(shard.model, shard.profile) if engine is not None else RequestRules()
-        return Route(
+        return _Counted(
+            flight=flight,
             replica=replica.id,
             address=self._locate(replica),
             served_name=endpoint.served_name,
@@ -194,26 +227,70 @@ class FleetGateway:
         )
 
     def release(self, route: Route) -> None:
-        name = ReplicaId(route.replica)
-        count = self._in_flight.get(name, 0) - 1
-        if count > 0:
-            self._in_flight[name] = count
-        else:
-            self._in_flight.pop(name, None)
+        assert isinstance(route, _Counted)  # noqa: S101 - all are made here
+        self._traffic.end(route.flight)
+
+    @contextmanager
+    def counted(self, replica: Replica) -> Iterator[None]:
+        """Count as a request in flight what is asked of this replica past the door."""
+        flight = self._traffic.open(replica)
+        self._traffic.begin(flight)
+        try:
+            yield
+        finally:
+            self._traffic.end(flight)
+
+    def drain(self, replica: ReplicaId, epoch: int, number: int) -> None:
+        """Put ``Drained`` with this number as soon as nothing is in flight to this epoch."""
+        self._traffic.drain(replica, epoch, number)
+
+    async def serve_demand(self, *, pace_seconds: float = DEMAND_SECONDS) -> None:
+        """Tell the fleet how much each model is asked for, for ever."""
+        while True:
+            await trio.sleep(pace_seconds)
+            self._traffic.tell_changes()
+            self._forget_gone()
+
+    def _forget_gone(self) -> None:
+        """There is no end of models that were there once."""
+        for name in self._traffic.models():
+            if self._fleet.catalog.named(name) is None:
+                for replica in self._traffic.forget(name):
+                    self._routes.pop(replica, None)
+                    self._breaker.clear(replica)
+
+    # -- a model that is not ready
 
     async def wait_ready(self, model: Model) -> bool:
-        if model.scaling.max == 0:
+        name = model.name
+        if not self._may_run(name):
             return False
-        await self._scheduler.post(Demand(model=model.name))
+        # whoever hangs up has not asked
+        asked = False
+        self._traffic.join(name)
+        try:
+            await self._traffic.tell_waiting(name)
+            ready = await self._wait(model)
+            asked = ready or self._may_run(name)
+        finally:
+            self._traffic.leave(name, asked=asked)
+        return ready
+
+    async def _wait(self, model: Model) -> bool:
         # An agent or a server that begins anew is back in seconds; a node that is gone is not waited for as a load is.
         seconds = min(self._wait_seconds, UNREACHABLE_SECONDS) if self._out_of_reach(model) else self._wait_seconds
         with trio.move_on_after(seconds):
             while not self._routable(model):
-                if self._hopeless(model):
+                if not self._may_run(model.name) or self._hopeless(model):
                     return False
                 await self._scheduler.wait_changed()
             return True
         return False
+
+    def _may_run(self, name: ModelName) -> bool:
+        """By now the model may be another, or stopped, or gone."""
+        model = self._fleet.catalog.named(name)
+        return model is not None and model.scaling.max > 0 and not self._fleet.held(name)
 
     def _routable(self, model: Model) -> tuple[Replica, ...]:
         ready, reaches = self._fleet.ready(model.name), self._reaches
@@ -236,7 +313,14 @@ class FleetGateway:
         return self._fleet.retry_after_seconds(model.name, self._clock())
 
     def absent(self, model: Model) -> Refusal:
-        if model.scaling.max == 0:
+        now = self._fleet.catalog.named(model.name)
+        if now is None:
+            message = f"The model {model.name} does not exist here any more. GET /v1/models lists what does."
+            return Refusal(status=404, code="model_not_found", message=message, param="model")
+        if self._fleet.held(model.name):
+            message = f"An operator has stopped the model {model.name}."
+            return Refusal(status=503, code="model_not_running", message=message)
+        if now.scaling.max == 0:
             message = f"The model {model.name} is configured and deliberately not running (scaling.max is 0)."
             return Refusal(status=503, code="model_not_running", message=message)
         seconds = self._retry_after(model)

@@ -24,14 +24,20 @@ from llmgw.admin.views import (
 from llmgw.core.node import FAKE_TROUBLE, NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected
-from llmgw.core.replica import Replica, Shard, ShardState
+from llmgw.core.replica import Replica, ReplicaId, Shard, ShardState
 from llmgw.engines.registry import Engine, Found
 from llmgw.server.machines import LinkFacts, find_ailments
 
 UNREACHABLE = "unreachable"
 # Nodes that are named with their reasons in one line.
 FEW = 4
-_ON_ITS_WAY = {ShardState.PLACED, ShardState.LAUNCHING, ShardState.LOADING}
+_ON_ITS_WAY = {
+    ShardState.PLACED,
+    ShardState.PREPARING,
+    ShardState.PREPARED,
+    ShardState.LAUNCHING,
+    ShardState.LOADING,
+}
 
 
 def view_engines(plugins: Found, nodes: Iterable[NodeView]) -> EnginesView:
@@ -74,13 +80,25 @@ def away_nodes(fleet: FleetStatistics, links: Iterable[LinkFacts]) -> frozenset[
     return frozenset(each.node.id for each in fleet.nodes if each.lost or each.node.id not in linked)
 
 
-def view_replicas(fleet: FleetStatistics, now: float) -> tuple[ReplicaView, ...]:
-    """By id, those included whose model is gone from the catalog."""
+def view_replicas(
+    fleet: FleetStatistics, now: float, in_flight: Mapping[ReplicaId, int] | None = None
+) -> tuple[ReplicaView, ...]:
+    """By id, those included whose model is gone from the catalog; ``in_flight`` are the requests that each answers, of
+    its last epoch, where they are counted."""
     lost = lost_nodes(fleet)
     # One of several nodes is there once for each of them.
     found = {(replica.id, replica.epoch, replica.nodes): replica for node in fleet.nodes for replica in node.replicas}
+    last: dict[ReplicaId, int] = {}
+    for name, epoch, _ in found:
+        last[name] = max(epoch, last.get(name, epoch))
     return tuple(
-        _view_replica(replica, now, unreachable=_is_unreachable(replica, lost)) for _, replica in sorted(found.items())
+        _view_replica(
+            replica,
+            now,
+            unreachable=_is_unreachable(replica, lost),
+            in_flight=None if in_flight is None or last[name] != epoch else in_flight.get(name, 0),
+        )
+        for (name, epoch, _), replica in sorted(found.items())
     )
 
 
@@ -88,7 +106,7 @@ def _is_unreachable(replica: Replica, lost: frozenset[NodeId]) -> bool:
     return not lost.isdisjoint(replica.nodes) and replica.state is not ShardState.ENDED
 
 
-def _view_replica(replica: Replica, now: float, *, unreachable: bool) -> ReplicaView:
+def _view_replica(replica: Replica, now: float, *, unreachable: bool, in_flight: int | None) -> ReplicaView:
     shard = replica.shard
     return ReplicaView(
         replica=replica.id,
@@ -100,6 +118,8 @@ def _view_replica(replica: Replica, now: float, *, unreachable: bool) -> Replica
         epoch=shard.epoch,
         state=UNREACHABLE if unreachable else str(replica.state),
         seconds_in_state=round(max(now - replica.since, 0.0), 1),
+        draining=replica.draining,
+        in_flight=in_flight if replica.state is ShardState.READY else None,
         progress=replica.progress,
         cause=replica.cause,
         lines=replica.lines or None,
@@ -114,34 +134,50 @@ def _view_replica(replica: Replica, now: float, *, unreachable: bool) -> Replica
         cached_tokens=replica.load.cached_tokens,
         steps=replica.load.steps,
         fabric=shard.fabric,
-        shards=tuple(_view_shard(each) for each in replica.shards),
+        shards=tuple(_view_shard(each, now) for each in replica.shards),
     )
 
 
-def _view_shard(shard: Shard) -> ShardView:
+def _view_shard(shard: Shard, now: float) -> ShardView:
     return ShardView(
         shard=shard.spec.id,
         node=shard.spec.node,
         rank=shard.spec.rank,
         state=str(shard.state),
+        seconds_in_state=round(max(now - shard.since, 0.0), 1),
         gpus=shard.spec.gpus,
         progress=shard.progress,
         cause=shard.cause,
+        kind=shard.kind,
+        lines=shard.lines or None,
     )
 
 
-def view_model(each: ModelStatistics, lost: frozenset[NodeId], origin: Origin, where: str | None) -> ModelView:
-    """``lost``: the nodes that requests can't go to."""
+def view_model(
+    each: ModelStatistics, lost: frozenset[NodeId], origin: Origin, where: str | None, *, failure: str | None = None
+) -> ModelView:
+    """``lost``: the nodes that requests can't go to. ``failure`` is why its definition has failed, where an earlier
+    server has seen that: this one's fleet was only told that it has."""
     # Of a replica that was placed anew the earlier epoch is still there, on a node that is lost or has to stop it.
     each = replace(each, replicas=tuple({replica.id: replica for replica in each.replicas}.values()))
-    ready = sum(replica.state is ShardState.READY and not _is_unreachable(replica, lost) for replica in each.replicas)
-    # One that failed counts until its next try: it is missing, not unwanted.
-    counted = sum(replica.state is not ShardState.STOPPING for replica in each.replicas)
-    wanted = max(each.model.scaling.min, counted)
+    ready = sum(
+        replica.state is ShardState.READY and not replica.draining and not _is_unreachable(replica, lost)
+        for replica in each.replicas
+    )
+    # One that failed counts until its next try: it is missing, not unwanted; one that is to go is not.
+    counted = sum(replica.state is not ShardState.STOPPING and not replica.draining for replica in each.replicas)
+    wanted = 0 if each.held else max(each.model.scaling.min, min(counted, each.model.scaling.max))
+    failed = None if each.failed is None else failure or each.failed.why
+    rolling = _tell_rollout(each)
     if 0 < wanted <= ready:
         status, detail = ModelStatus.READY, _find_ailing(each)
     else:
         status, detail = _judge_model(each, lost, wanted)
+    if failed is not None:
+        # Whatever else there is to tell: this waits for somebody who does something about it.
+        detail = f"the definition{f' in {where}' if where else ''} failed: {failed}; the one before goes on"
+    elif rolling is not None and status is ModelStatus.READY:
+        detail = rolling
     return ModelView(
         name=each.model.name,
         status=status,
@@ -152,7 +188,19 @@ def view_model(each: ModelStatistics, lost: frozenset[NodeId], origin: Origin, w
         aliases=each.model.aliases,
         where=where,
         detail=detail,
+        held=each.held,
+        rolling=rolling,
+        failed=failed,
     )
+
+
+def _tell_rollout(each: ModelStatistics) -> str | None:
+    """What is on its way from one definition to another, and what that waits for."""
+    if each.rollout is None or each.held:
+        return None
+    left = ", ".join(each.rollout.outdated)
+    waits = f", and the next waits for room: {each.rollout.waits}" if each.rollout.waits else ""
+    return f"rolling: {left} {'runs' if len(each.rollout.outdated) == 1 else 'run'} by the earlier definition{waits}"
 
 
 def _find_ailing(each: ModelStatistics) -> str | None:
@@ -163,6 +211,10 @@ def _find_ailing(each: ModelStatistics) -> str | None:
 
 def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) -> tuple[ModelStatus, str | None]:
     """What keeps it from being ready: what an operator can do something about comes first."""
+    if each.held:
+        going = any(replica.state is not ShardState.ENDED for replica in each.replicas)
+        status = ModelStatus.STOPPING if going else ModelStatus.STOPPED
+        return status, f"an operator has stopped it: `llmgw ctl load {each.model.name}` ends that"
     for replica in each.replicas:
         if replica.state is ShardState.ENDED:
             return ModelStatus.FAILED, f"{replica.id} ended on {replica.shard.node}: {replica.cause}"
@@ -175,7 +227,7 @@ def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) ->
             return ModelStatus.LOADING, replica.progress
     if isinstance(each.verdict, Rejected):
         return ModelStatus.WAITING, _tell_reasons(each.model.name, each.verdict)
-    if any(replica.state is ShardState.STOPPING for replica in each.replicas):
+    if any(replica.state is ShardState.STOPPING or replica.draining for replica in each.replicas):
         return ModelStatus.STOPPING, None
     if wanted:
         return ModelStatus.WAITING, None
@@ -199,8 +251,9 @@ def find_concerns(
         for message in _concerns_of(node, machines.get(NodeId(node.node)))
     ]
     for model in models:
-        ailing = model.status is ModelStatus.READY and model.detail is not None
-        if ailing or model.status in {ModelStatus.FAILED, ModelStatus.WAITING, ModelStatus.UNREACHABLE}:
+        # (a rollout is on its way)
+        ailing = model.status is ModelStatus.READY and model.detail not in (None, model.rolling)
+        if ailing or model.failed or model.status in {ModelStatus.FAILED, ModelStatus.WAITING, ModelStatus.UNREACHABLE}:
             message = f"{model.status}: {model.detail}" if model.detail else str(model.status)
             found.append(Concern(kind="model", name=model.name, message=message))
     return found
@@ -215,6 +268,8 @@ def _concerns_of(view: NodeView, each: NodeStatistics | None) -> Iterator[str]:
         # (what one that is away said last may be mended by now)
         yield from find_ailments(each, view.clock_skew_seconds)
         yield from (line for line in each.node.warnings if line.startswith(FAKE_TROUBLE))
+    if view.draining and view.drain_waits_for is not None:
+        yield f"draining: {view.drain_waits_for}"
     for found in view.engines or ():
         if found.broken is not None:
             yield f"{found.engine} can't be used ({' '.join(found.program)}): {found.broken}"

@@ -11,7 +11,8 @@ from llmgw.admin.views import BrakeView, ClassView, FabricView, GpuView, NodeSta
 from llmgw.core.hosts import Host, Standing
 from llmgw.core.node import Gpu, NodeId
 from llmgw.core.picture import FleetStatistics, NodeStatistics
-from llmgw.core.replica import ShardState
+from llmgw.core.placement import Rejected
+from llmgw.core.replica import Replica, ShardState
 
 # Nothing here goes by a node's clock; its own logs, and the certificates that it checks, do.
 SKEW_SECONDS = 2.0
@@ -37,7 +38,8 @@ class LinkFacts(Protocol):
 
 
 class KeptNode(Protocol):
-    """What the store has of a node: when it was last seen (seconds since 1970, None when never), and its marks."""
+    """What the store has of a node: when it was last seen (None when never), and its marks. Times are in seconds since
+    1970."""
 
     @property
     def node(self) -> NodeId: ...
@@ -45,6 +47,10 @@ class KeptNode(Protocol):
     def last_seen(self) -> float | None: ...
     @property
     def cordoned(self) -> bool: ...
+    @property
+    def draining(self) -> bool: ...
+    @property
+    def drain_until(self) -> float | None: ...
     @property
     def labels(self) -> Mapping[str, str | None]: ...
 
@@ -69,6 +75,7 @@ def view_nodes(
             by_link.get(name),
             kept.get(name),
             absent=name in fleet.absent,
+            drain_waits_for=_tell_left(fleet, registered.get(name)),
             skew=skews.get(name),
             wall=wall,
             gpus=gpus,
@@ -84,6 +91,7 @@ def _view_node(
     kept: KeptNode | None,
     *,
     absent: bool,
+    drain_waits_for: str | None,
     skew: float | None,
     wall: float,
     gpus: bool,
@@ -94,6 +102,9 @@ def _view_node(
         state=state,
         connected=link is not None and link.connected,
         cordoned=kept is not None and kept.cordoned,
+        draining=kept is not None and kept.draining,
+        drain_seconds_left=_drain_left(kept, wall),
+        drain_waits_for=drain_waits_for,
         labels=_own_words(kept),
         peer=link.peer if link else None,
         heard_seconds_ago=_heard_ago(link, kept, wall),
@@ -150,6 +161,34 @@ def _heard_ago(link: LinkFacts | None, kept: KeptNode | None, wall: float) -> fl
     if kept is not None and kept.last_seen is not None:
         return round(max(wall - kept.last_seen, 0.0), 1)
     return None
+
+
+def _drain_left(kept: KeptNode | None, wall: float) -> float | None:
+    if kept is None or not kept.draining or kept.drain_until is None:
+        return None
+    return round(max(kept.drain_until - wall, 0.0), 1)
+
+
+def _tell_left(fleet: FleetStatistics, each: NodeStatistics | None) -> str | None:
+    """What still keeps a node that is drained, and what for."""
+    drains = fleet.draining.get(each.node.id) if each is not None else None
+    if each is None or drains is None:
+        return None
+    found = {replica.id: replica for replica in each.replicas}
+    told = (f"{name} {_tell_wait(fleet, found[name])}" for name in dict.fromkeys(drains.left) if name in found)
+    return "; ".join(told) or None
+
+
+def _tell_wait(fleet: FleetStatistics, replica: Replica) -> str:
+    if replica.state is ShardState.STOPPING:
+        return "is stopping"
+    if replica.draining is not None:
+        return "answers its last requests"
+    verdict = next((each.verdict for each in fleet.models if each.model.name == replica.model), None)
+    if isinstance(verdict, Rejected):
+        reasons = verdict.counted()
+        return f"waits for room elsewhere: {reasons}" if reasons else "waits for room elsewhere"
+    return "waits for the one in its place"
 
 
 def _own_words(kept: KeptNode | None) -> Mapping[str, str] | None:

@@ -14,7 +14,11 @@ from llmgw.admin.views import (
     Concern,
     DecisionView,
     EnginesView,
+    EventsView,
+    EventView,
     ExplanationView,
+    HistoryView,
+    LoadBegun,
     ModelDetail,
     ModelView,
     NodeMarks,
@@ -24,17 +28,22 @@ from llmgw.admin.views import (
     Removed,
     RemovedNode,
     ReplicaView,
+    RolledBack,
     StatusView,
+    Stopped,
     StoreView,
     ToolsChecked,
 )
-from llmgw.core.model import Model
+from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics
 from llmgw.core.placement import Explanation, Rejected, explain
+from llmgw.core.replica import ReplicaId
 from llmgw.engines.registry import Found
+from llmgw.server.chronicle import Happened
 from llmgw.server.defining import Defining
 from llmgw.server.explaining import explain_model, explain_written, find_away, see_hosts, view_decisions
+from llmgw.server.holding import Holding
 from llmgw.server.looking import (
     away_nodes,
     concerns_of_store,
@@ -46,7 +55,11 @@ from llmgw.server.looking import (
 )
 from llmgw.server.machines import KeptNode, LinkFacts, sum_classes, sum_fabrics, view_brake, view_nodes
 from llmgw.server.marking import Marking
+from llmgw.server.returning import Returning
 from llmgw.server.scheduler import Scheduler
+
+# Of one question for events: whoever follows asks again.
+MAX_WAIT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +76,7 @@ class _Moment:
     skews: Mapping[NodeId, float]
     places: Mapping[str, str]
     shadowed: tuple[Concern, ...]
+    failures: Mapping[str, str]
     store: StoreView
 
     def view_nodes(self, *, gpus: bool = True) -> tuple[NodeView, ...]:
@@ -75,7 +89,8 @@ class _Moment:
     def view_model(self, each: ModelStatistics, away: frozenset[NodeId] | None = None) -> ModelView:
         where = self.places.get(each.model.name)
         origin = Origin.STORED if where is None else Origin.DECLARED
-        return view_model(each, away_nodes(self.fleet, self.links) if away is None else away, origin, where)
+        away = away_nodes(self.fleet, self.links) if away is None else away
+        return view_model(each, away, origin, where, failure=self.failures.get(each.model.name))
 
     def sum_up(self) -> StatusView:
         fleet, nodes, models = self.fleet, self.view_nodes(gpus=False), self.view_models()
@@ -107,20 +122,27 @@ class Manage:
         plugins: Found,
         defining: Defining,
         marking: Marking,
+        holding: Holding,
+        returning: Returning,
         skews: Mapping[NodeId, float],
         describe_store: Callable[[], StoreView],
         check_tools: Callable[[Model, str | None], Awaitable[ToolsChecked]],
+        in_flight: Callable[[], Mapping[ReplicaId, int]],
         clock: Callable[[], float] = trio.current_time,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """``skews`` are the seconds that nodes' clocks are ahead, kept as they change."""
+        """``skews`` are the seconds that nodes' clocks are ahead, kept as they change; ``in_flight`` are the requests
+        that each replica answers."""
         self._scheduler = scheduler
         self._plugins = plugins
         self._defining = defining
         self._marking = marking
+        self._holding = holding
+        self._returning = returning
         self._skews = skews
         self._describe_store = describe_store
         self._check_tools = check_tools
+        self._in_flight = in_flight
         self._clock = clock
         self._wall = wall
         self._started_at = clock()
@@ -153,11 +175,12 @@ class Manage:
             skews=dict(self._skews),
             places=self._defining.places(),
             shadowed=tuple(self._defining.shadowed()),
+            failures=self._defining.failures(),
             store=self._describe_store(),
         )
 
     def replicas(self, model: str | None) -> tuple[ReplicaView, ...]:
-        found = view_replicas(self._scheduler.fleet.statistics(), self._clock())
+        found = view_replicas(self._scheduler.fleet.statistics(), self._clock(), self._in_flight())
         return found if model is None else tuple(replica for replica in found if replica.model == model)
 
     def model(self, name: str) -> ModelDetail:
@@ -177,13 +200,15 @@ class Manage:
         )
 
     async def explain(self, name: str) -> ExplanationView:
-        fleet, model, now = self._scheduler.fleet, self._defining.find(name), self._clock()
+        fleet, written, now = self._scheduler.fleet, self._defining.find(name), self._clock()
+        model = fleet.launched(written.name) or written
+        filled = fleet.filled(model)
         backing_off, failed = fleet.backing_off(model.name), fleet.failed(model.name, now)
         picture = fleet.statistics(now)
         away = find_away(picture, self._marking.seen())
 
         def explain_now() -> Explanation:
-            return explain(model, see_hosts(picture, now), backing_off, now, failed=failed, away=away)
+            return explain(filled, see_hosts(picture, now), backing_off, now, failed=failed, away=away)
 
         # With many nodes it takes longer than a turn may.
         return explain_model(fleet, model, await trio.to_thread.run_sync(explain_now), now)
@@ -193,11 +218,33 @@ class Manage:
         now = self._clock()
         fleet, held_up = self._scheduler.fleet.statistics(now), self._scheduler.fleet.held_up(now)
         away = find_away(fleet, self._marking.seen())
-        models = [definition.model for definition in definitions]
+        models = [self._scheduler.fleet.filled(definition.model) for definition in definitions]
         return await trio.to_thread.run_sync(lambda: explain_written(models, fleet, now, away=away, held_up=held_up))
 
     def decisions(self) -> tuple[DecisionView, ...]:
         return view_decisions(self._scheduler.fleet.trace, self._clock())
+
+    async def history(self, name: str) -> HistoryView:
+        return await self._returning.history(name)
+
+    async def events(
+        self, *, after: int, wait_seconds: float = 0.0, model: str | None = None, node: str | None = None
+    ) -> EventsView:
+        chronicle = self._scheduler.chronicle
+        meant = None if model is None else self._scheduler.fleet.catalog.resolve(model)
+        # (of a model that is gone there may be events all the same)
+        about = meant.name if meant is not None else None if model is None else ModelName(model)
+        of = None if node is None else NodeId(node)
+        found = chronicle.since(after, model=about, node=of)
+        missed = found.missed
+        with trio.move_on_after(min(max(wait_seconds, 0.0), MAX_WAIT_SECONDS)):
+            while not found.happened:
+                await chronicle.wait(found.last)
+                found = chronicle.since(found.last, model=about, node=of)
+                missed += found.missed
+        return EventsView(
+            events=tuple(map(_view_event, found.happened)), last=found.last, began=chronicle.began, missed=missed
+        )
 
     async def tool_check(self, name: str, replica: str | None) -> ToolsChecked:
         return await self._check_tools(self._defining.find(name), replica)
@@ -206,6 +253,9 @@ class Manage:
 
     async def cordon(self, node: str, *, cordoned: bool) -> NodeMarks:
         return await self._marking.cordon(node, cordoned=cordoned)
+
+    async def drain(self, node: str, *, deadline_seconds: float | None) -> NodeMarks:
+        return await self._marking.drain(node, deadline_seconds=deadline_seconds)
 
     async def label(self, node: str, changes: Mapping[str, str | None]) -> NodeMarks:
         return await self._marking.label(node, changes)
@@ -217,7 +267,32 @@ class Manage:
         return await self._defining.add(file, text, replace=replace)
 
     async def remove(self, name: str) -> Removed:
-        return await self._defining.remove(name)
+        removed = await self._defining.remove(name)
+        if removed.declared is None:
+            await self._holding.forget(name)
+        return removed
+
+    async def rollback(self, name: str, number: int | None) -> RolledBack:
+        return await self._returning.rollback(name, number)
+
+    async def stop(self, name: str) -> Stopped:
+        return await self._holding.stop(name)
+
+    async def load(self, name: str) -> LoadBegun:
+        return await self._holding.load(name)
 
     async def reload(self) -> Reloaded:
         return await self._defining.reload()
+
+
+def _view_event(happened: Happened) -> EventView:
+    return EventView(
+        number=happened.number,
+        at=happened.at,
+        what=happened.what,
+        text=happened.text,
+        model=happened.model,
+        node=happened.node,
+        lines=happened.lines,
+        warning=happened.warning,
+    )

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import trio
@@ -24,6 +27,8 @@ from llmgw.server.scheduler import Scheduler
 # More than anybody has, and few enough to be told with each word about the node.
 MAX_LABELS = 64
 MAX_SHOWN = 200
+# A drain that is to wait for longer waits for ever.
+MAX_DRAIN_SECONDS = 365 * 86400.0
 
 
 class NodeStore(Protocol):
@@ -32,11 +37,29 @@ class NodeStore(Protocol):
     async def list_marks(self) -> tuple[KeptNode, ...]:
         """Those that were seen or marked."""
 
-    async def mark(self, node: NodeId, *, cordoned: bool, labels: Mapping[str, str | None]) -> None:
-        """Keep this of a node, in place of what was kept before."""
+    async def mark(
+        self,
+        node: NodeId,
+        *,
+        cordoned: bool,
+        labels: Mapping[str, str | None],
+        draining: bool = False,
+        drain_until: float | None = None,
+    ) -> None:
+        """Keep this of a node, in place of what was kept before; ``drain_until`` in seconds since 1970."""
 
     async def forget(self, node: NodeId) -> bool:
         """Whether it was known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Marks:
+    """What is said of a node; ``drain_until`` in seconds since 1970."""
+
+    cordoned: bool = False
+    draining: bool = False
+    drain_until: float | None = None
+    labels: Mapping[str, str | None] = field(default_factory=dict, hash=False)
 
 
 class Marking:
@@ -50,6 +73,7 @@ class Marking:
         links: Callable[[], Iterable[LinkFacts]],
         forgotten: Callable[[NodeId], None],
         let_go: Callable[[NodeId], None],
+        wall: Callable[[], float] = time.time,
     ) -> None:
         """Of each node that is removed ``forgotten`` is called first, and ``let_go`` last, which ends its link."""
         self._scheduler = scheduler
@@ -57,6 +81,7 @@ class Marking:
         self._links = links
         self._forgotten = forgotten
         self._let_go = let_go
+        self._wall = wall
         self._acting = trio.Lock()
         self._removed: set[NodeId] = set()
         self.kept: Mapping[NodeId, KeptNode] = {}
@@ -64,9 +89,10 @@ class Marking:
     async def load(self) -> None:
         """Tell the fleet what was said of nodes: once, at the start, before it may place anything."""
         await self._read()
-        for each in self.kept.values():
-            if each.cordoned or each.labels:
-                await self._scheduler.post(NodeMarked(node=each.node, cordoned=each.cordoned, labels=each.labels))
+        for node in self.kept:
+            marks = self._marks(node)
+            if marks != _Marks():
+                await self._tell(node, marks)
 
     def seen(self) -> frozenset[NodeId]:
         """The nodes that were here before this start."""
@@ -81,12 +107,28 @@ class Marking:
 
     async def cordon(self, name: str, *, cordoned: bool) -> NodeMarks:
         """Keep new replicas off a node, or no longer. It may be said again, and a cordon of a node that is not there
-        yet; Refused for the end of one that nobody has heard of."""
+        yet; Refused for the end of one that nobody has heard of. Its end ends a drain as well."""
         node = _read_name(name)
         async with self._acting:
             if not cordoned:
                 self._check_known(node)
-            await self._mark(node, cordoned=cordoned, labels=self._labels(node))
+            marks = self._marks(node)
+            if cordoned:
+                marks = replace(marks, cordoned=True)
+            else:
+                marks = replace(marks, cordoned=False, draining=False, drain_until=None)
+            await self._mark(node, marks)
+        return self._view(node)
+
+    async def drain(self, name: str, *, deadline_seconds: float | None) -> NodeMarks:
+        """Cordon a node, and have what runs there run elsewhere: as soon as there is room, or when the deadline has
+        passed in any case. Said again it goes by the new deadline; Refused for a node that nobody has heard of."""
+        node = _read_name(name)
+        until = None if deadline_seconds is None else self._wall() + _check_deadline(deadline_seconds)
+        async with self._acting:
+            self._check_known(node)
+            marks = replace(self._marks(node), cordoned=True, draining=True, drain_until=until)
+            await self._mark(node, marks)
         return self._view(node)
 
     async def label(self, name: str, changes: Mapping[str, str | None]) -> NodeMarks:
@@ -95,7 +137,8 @@ class Marking:
         _check_labels(changes)
         async with self._acting:
             self._check_known(node)
-            labels = {**self._labels(node), **changes}
+            marks = self._marks(node)
+            labels = {**marks.labels, **changes}
             own = _find(self._scheduler.fleet.statistics(), node)
             # What the node does not have need not be taken from it.
             kept = {
@@ -106,8 +149,7 @@ class Marking:
             if len(kept) > MAX_LABELS:
                 message = f"{node} would have {len(kept)} labels of yours, and {MAX_LABELS} are the most"
                 raise Refused(message, status=400, code="invalid_label")
-            earlier = self.kept.get(node)
-            await self._mark(node, cordoned=earlier is not None and earlier.cordoned, labels=kept)
+            await self._mark(node, replace(marks, labels=kept))
         return self._view(node)
 
     async def remove(self, name: str) -> RemovedNode:
@@ -141,13 +183,35 @@ class Marking:
 
     # -- the store, then the fleet
 
-    async def _mark(self, node: NodeId, *, cordoned: bool, labels: Mapping[str, str | None]) -> None:
+    async def _mark(self, node: NodeId, marks: _Marks) -> None:
         async def act() -> None:
-            await self._store.mark(node, cordoned=cordoned, labels=labels)
+            await self._store.mark(
+                node,
+                cordoned=marks.cordoned,
+                labels=marks.labels,
+                draining=marks.draining,
+                drain_until=marks.drain_until,
+            )
             await self._read()
-            await self._scheduler.post(NodeMarked(node=node, cordoned=cordoned, labels=labels))
+            await self._tell(node, marks)
 
         await carry_through(act)
+
+    async def _tell(self, node: NodeId, marks: _Marks) -> None:
+        # The fleet's clock begins anew with each server, and the store's goes on.
+        left = self._left(marks.drain_until)
+        await self._scheduler.post(
+            NodeMarked(
+                node=node,
+                cordoned=marks.cordoned,
+                draining=marks.draining,
+                drain_until=None if left is None else trio.current_time() + left,
+                labels=marks.labels,
+            )
+        )
+
+    def _left(self, until: float | None) -> float | None:
+        return None if until is None else max(until - self._wall(), 0.0)
 
     async def _forget(self, node: NodeId) -> None:
         # First: a word of the node that comes meanwhile is not to bring it back.
@@ -163,9 +227,11 @@ class Marking:
     async def _read(self) -> None:
         self.kept = {each.node: each for each in await self._store.list_marks()}
 
-    def _labels(self, node: NodeId) -> Mapping[str, str | None]:
+    def _marks(self, node: NodeId) -> _Marks:
         kept = self.kept.get(node)
-        return kept.labels if kept is not None else {}
+        if kept is None:
+            return _Marks()
+        return _Marks(cordoned=kept.cordoned, draining=kept.draining, drain_until=kept.drain_until, labels=kept.labels)
 
     # -- what is answered
 
@@ -183,12 +249,14 @@ class Marking:
         fleet = self._scheduler.fleet.statistics()
         kept, each = self.kept.get(node), _find(fleet, node)
         known = each is not None or (kept is not None and kept.last_seen is not None)
-        labels = self._labels(node)
+        marks = self._marks(node)
         return NodeMarks(
             node=node,
-            cordoned=kept is not None and kept.cordoned,
-            labels={label: value for label, value in sorted(labels.items()) if value is not None},
-            without=tuple(sorted(label for label, value in labels.items() if value is None)),
+            cordoned=marks.cordoned,
+            draining=marks.draining,
+            drain_seconds_left=self._left(marks.drain_until),
+            labels={label: value for label, value in sorted(marks.labels.items()) if value is not None},
+            without=tuple(sorted(label for label, value in marks.labels.items() if value is None)),
             known=known,
             running=living(each) if each is not None else (),
             close=None if known else self._find_close(node, fleet),
@@ -226,15 +294,24 @@ def _refuse_in_use(each: NodeStatistics) -> None:
     stands = f"{name} is {each.host.standing}{' and cordoned' if each.host.cordoned else ''}"
     if running:
         stands += f", with {', '.join(running)}"
-    steps = [] if each.host.cordoned else [f"`llmgw ctl cordon {name}`"]
     # (one that was removed, or is one too many, needs no further word)
-    going = {replica.id for replica in each.replicas if replica.state is ShardState.STOPPING}
+    going = {replica.id for replica in each.replicas if replica.state is ShardState.STOPPING or replica.draining}
+    steps = []
     if not going.issuperset(running):
-        steps.append("end its replicas (`llmgw ctl model rm`, or less of scaling.min)")
-    elif running:
+        steps.append(f"`llmgw ctl drain {name}`")
+    elif not each.host.cordoned:
+        steps.append(f"`llmgw ctl cordon {name}`")
+    if running:
         steps.append(f"wait until {', '.join(running)} {'has' if len(running) == 1 else 'have'} stopped")
     remedy = f"{', then '.join(steps)}; or stop its agent, and wait until the node is lost"
     raise Refused(f"{stands}: first {remedy}", status=409, code="node_in_use")
+
+
+def _check_deadline(seconds: float) -> float:
+    if not (math.isfinite(seconds) and 0 <= seconds <= MAX_DRAIN_SECONDS):
+        message = f"a deadline is from 0 s to {MAX_DRAIN_SECONDS / 86400:g} days, not {seconds:g} s"
+        raise Refused(message, status=400, code="invalid_deadline")
+    return seconds
 
 
 def _read_name(name: str) -> NodeId:

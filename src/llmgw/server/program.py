@@ -26,7 +26,7 @@ from llmgw.config.addresses import show_listen
 from llmgw.config.changes import changed, take_changes
 from llmgw.config.load_server import LoadedServer, load_server
 from llmgw.config.server import Listen, ServerConfig
-from llmgw.core.events import NodesExpected, RulesChanged
+from llmgw.core.events import FactsKnown, NodesExpected, RulesChanged
 from llmgw.door.listener import bind
 from llmgw.engines.registry import Engine, find_engines
 from llmgw.errors import LlmgwError, only_ours
@@ -38,14 +38,18 @@ from llmgw.server.agents import FleetAgents
 from llmgw.server.cluster import Cluster
 from llmgw.server.defining import Defining, Reread
 from llmgw.server.gateway import locate_by_trunk
+from llmgw.server.history import Histories
+from llmgw.server.holding import Holding
 from llmgw.server.manage import Manage
 from llmgw.server.marking import Marking
 from llmgw.server.pages import serve_pages
+from llmgw.server.returning import Returning
 from llmgw.server.scheduler import Scheduler
 from llmgw.server.tools import ToolChecks
 from llmgw.server.tree import PAGES_DRAIN_SECONDS, ServerHalf, serve_server
 from llmgw.store import KIND as STORE_KIND
 from llmgw.store import Store, open_store
+from llmgw.store.facts import Facts
 
 log = logging.getLogger(__name__)
 
@@ -130,27 +134,37 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             pool=lambda: half.door.pool if half.door is not None else None,
             locate=locate_by_trunk,
             links=cluster.links,
+            counted=half.counted,
         )
         marking = Marking(
             half.scheduler, store.nodes, links=cluster.links, forgotten=agents.forget, let_go=cluster.let_go
         )
+        histories = Histories(store.history)
         defining = Defining(
             half.scheduler,
             engines=engines,
             store=store.models,
+            histories=histories,
             declared=loaded.definitions,
             reread=reread.read,
         )
+        returning = Returning(half.scheduler, defining=defining, histories=histories, facts=store.facts)
+        half.keeper = returning
+        holding = Holding(half.scheduler, store.holds, defining=defining, histories=histories)
         manage = Manage(
             half.scheduler,
             plugins=plugins,
             defining=defining,
             marking=marking,
+            holding=holding,
+            returning=returning,
             skews=agents.skews,
             describe_store=functools.partial(_describe_store, store),
             check_tools=tools.check,
+            in_flight=lambda: half.gateway.in_flight if half.gateway is not None else {},
         )
-        await _load(half.scheduler, config, marking, defining)
+        known = Known(marking=marking, holding=holding, defining=defining, facts=store.facts)
+        await _load(half.scheduler, config, known)
         async with trio.open_nursery() as root:
             stopping = trio.Event()
             root.start_soon(_watch_signals, stopping, half)
@@ -170,17 +184,29 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             root.cancel_scope.cancel()
 
 
-async def _load(scheduler: Scheduler, config: ServerConfig, marking: Marking, defining: Defining) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """Who knows what an earlier server has left to this one."""
+
+    marking: Marking
+    holding: Holding
+    defining: Defining
+    facts: Facts
+
+
+async def _load(scheduler: Scheduler, config: ServerConfig, known: Known) -> None:
     """Tell the fleet all that is known, before any agent or client is let in."""
     async with trio.open_nursery() as loading:
         # There may be more nodes than an inbox holds.
         await loading.start(scheduler.serve)
         await scheduler.post(_rules(config))
-        await marking.load()
+        await scheduler.post(FactsKnown(facts=await known.facts.list()))
+        await known.marking.load()
+        await known.holding.tell()
         # What these run is theirs to say, before anything is started in its place.
         until = trio.current_time() + SETTLE_SECONDS
-        await scheduler.post(NodesExpected(nodes=marking.seen(), until=until))
-        await defining.load()
+        await scheduler.post(NodesExpected(nodes=known.marking.seen(), until=until))
+        await known.defining.load()
         loading.cancel_scope.cancel()
 
 

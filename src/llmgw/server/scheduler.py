@@ -10,10 +10,13 @@ from typing import assert_never
 
 import trio
 
-from llmgw.core.effects import Announce, Desire, Effect, WakeAt
-from llmgw.core.events import Event, Wakeup
+from llmgw.core.effects import Announce, Desire, Drain, Effect, Learn, Proven, Reverted, WakeAt
+from llmgw.core.events import Drained, Event, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.node import NodeId
+from llmgw.core.replica import ReplicaId
+from llmgw.counters import Counters
+from llmgw.server.chronicle import Chronicle
 from llmgw.units import printable
 
 log = logging.getLogger("llmgw.scheduler")
@@ -25,13 +28,29 @@ SHOWN_LINES = 8
 
 
 class Scheduler:
-    """Feeds the fleet. ``clock`` gives the ``now`` of every event."""
+    """Feeds the fleet. ``clock`` gives the ``now`` of every event; ``chronicle`` has what was announced of late."""
 
-    def __init__(self, fleet: Fleet, *, clock: Callable[[], float] = trio.current_time) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        *,
+        clock: Callable[[], float] = trio.current_time,
+        counters: Counters | None = None,
+        chronicle: Chronicle | None = None,
+    ) -> None:
         self.fleet = fleet
+        self.chronicle = chronicle or Chronicle()
         self._clock = clock
+        self._announced = (counters or Counters()).counter(
+            "llmgw_fleet_events_total", "What has happened in the fleet, by what it was.", ("what",)
+        )
         # (a trio.Event is set when all that came before it has been taken)
-        self._inbox, self._outbox = trio.open_memory_channel[Event | trio.Event](INBOX_EVENTS)
+        self._inbox, self._outbox = trio.open_memory_channel[Event | trio.Event](math.inf)
+        self._room = trio.Semaphore(INBOX_EVENTS)
+        # how many were put in though there was no room
+        self._over = 0
+        self._drain: Callable[[ReplicaId, int, int], None] | None = None
+        self._keep: Callable[[Proven | Reverted | Learn], None] | None = None
         self._desires: dict[NodeId, Desire] = {}
         # by node: with one for all, each set would wake a thousand links for nothing
         self._desired: dict[NodeId, trio.Event] = {}
@@ -44,6 +63,24 @@ class Scheduler:
         """Hand the fleet an event; waits while the inbox is full."""
         await self._send(event)
 
+    def put(self, event: Event) -> None:
+        """The same without a wait, for what is born in a turn that can't: after all that is in the inbox, and before
+        what others wait to hand over. Nothing bounds it, so what is put must have a bound of its own."""
+        try:
+            self._room.acquire_nowait()
+        except trio.WouldBlock:
+            self._over += 1
+        self._inbox.send_nowait(event)
+
+    def attend(self, drain: Callable[[ReplicaId, int, int], None]) -> None:
+        """Have ``drain`` called with the replica, the epoch and the number of each ``Drain``: it puts ``Drained`` when
+        nothing is in flight there. Until then nothing ever is."""
+        self._drain = drain
+
+    def entrust(self, keep: Callable[[Proven | Reverted | Learn], None]) -> None:
+        """Have ``keep`` called with all that a later server is to know. Until then it is known to nobody."""
+        self._keep = keep
+
     async def settle(self, event: Event) -> None:
         """The same, and wait until the fleet has taken it and all is carried out that it asked for."""
         taken = trio.Event()
@@ -53,9 +90,17 @@ class Scheduler:
 
     async def _send(self, item: Event | trio.Event) -> None:
         try:
-            self._inbox.send_nowait(item)
+            self._room.acquire_nowait()
         except trio.WouldBlock:
-            await self._inbox.send(item)
+            await self._room.acquire()
+        self._inbox.send_nowait(item)
+
+    def _make_room(self) -> None:
+        """One was taken out of the inbox."""
+        if self._over:
+            self._over -= 1
+        else:
+            self._room.release()
 
     async def desired(self, node: NodeId, after: int) -> Desire:
         """The node's desired set, once its revision is greater than ``after``. Only the newest is ever given."""
@@ -93,6 +138,7 @@ class Scheduler:
                 self._set_alarm()
                 while True:
                     item = await self._outbox.receive()
+                    self._make_room()
                     if isinstance(item, trio.Event):
                         item.set()
                     else:
@@ -127,6 +173,14 @@ class Scheduler:
                         self._set_alarm()
                 case Announce():
                     self._announce(effect)
+                case Drain(replica=replica, epoch=epoch, number=number):
+                    if self._drain is not None:
+                        self._drain(replica, epoch, number)
+                    else:
+                        self.put(Drained(replica=replica, epoch=epoch, number=number))
+                case Proven() | Reverted() | Learn():
+                    if self._keep is not None:
+                        self._keep(effect)
                 case _:
                     assert_never(effect)
 
@@ -144,4 +198,6 @@ class Scheduler:
         text = "\n    ".join(map(printable, (announced.text, *announced.lines[-SHOWN_LINES:])))
         about = "" if announced.model is None else f"{printable(announced.model)}: "
         log.log(level, "%s%s", about, text)
+        self._announced.bump(announced.what)
+        self.chronicle.add(announced)
         self.stir()

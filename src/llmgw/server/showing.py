@@ -13,6 +13,8 @@ _ORDER = (
     ShardState.READY,
     ShardState.LOADING,
     ShardState.LAUNCHING,
+    ShardState.PREPARED,
+    ShardState.PREPARING,
     ShardState.PLACED,
     ShardState.STOPPING,
     ShardState.ENDED,
@@ -42,7 +44,7 @@ def _show_node(each: NodeStatistics) -> NodeShown:
 
 def _show_model(each: ModelStatistics) -> ModelShown:
     model = each.model
-    best = min(each.replicas, key=lambda replica: _ORDER.index(replica.state), default=None)
+    best = min(each.replicas, key=lambda replica: _ORDER.index(_state_of(replica)), default=None)
     state, detail, lines = _judge(each, best)
     return ModelShown(
         name=model.name,
@@ -56,14 +58,22 @@ def _show_model(each: ModelStatistics) -> ModelShown:
 
 
 def _judge(each: ModelStatistics, best: Replica | None) -> tuple[ModelState, str | None, tuple[str, ...]]:
-    if best is not None and best.state is ShardState.READY:
+    state = None if best is None else _state_of(best)
+    if state is ShardState.READY:
         return ModelState.SERVING, None, ()
-    if best is not None and best.state is ShardState.ENDED:
+    if each.held:
+        return ModelState.STOPPED, None, ()
+    if best is not None and state is ShardState.ENDED:
         return ModelState.FAILED, best.cause, best.lines
-    if best is not None and best.state is not ShardState.STOPPING:
-        return ModelState.LOADING, best.progress or str(best.state), ()
+    if best is not None and state is not ShardState.STOPPING:
+        return ModelState.LOADING, best.progress or str(state), ()
     if isinstance(each.verdict, Rejected):
         # Anybody may see this page: `llmgw ctl explain-placement` tells of each node.
         reasons = each.verdict.counted()
         return ModelState.FAILED, f"no node can run it: {reasons}" if reasons else "there is no node to run it", ()
     return ModelState.STOPPED, None, ()
+
+
+def _state_of(replica: Replica) -> ShardState:
+    """One that is to go gets no request any more: to who asks it has stopped serving."""
+    return ShardState.STOPPING if replica.draining else replica.state

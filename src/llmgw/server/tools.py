@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
 
 import trio
 
@@ -47,13 +48,15 @@ class ToolChecks:
         pool: Callable[[], Pool | None],
         locate: Callable[[Replica], Destination],
         links: Callable[[], Iterable[LinkFacts]],
+        counted: Callable[[Replica], AbstractContextManager[None]],
     ) -> None:
-        """``pool`` is None before the client port is open."""
+        """``pool`` is None before the client port is open. ``counted``: a replica is not stopped meanwhile."""
         self._fleet = fleet
         self._engines = engines
         self._pool = pool
         self._locate = locate
         self._links = links
+        self._counted = counted
         self._running = 0
 
     async def check(self, model: Model, replica: str | None) -> ToolsChecked:
@@ -70,7 +73,8 @@ class ToolChecks:
             raise Refused(message, status=429, code="too_many_checks")
         self._running += 1
         try:
-            found = await self._ask(pool, self._locate(chosen), endpoint.served_name)
+            with self._counted(chosen):
+                found = await self._ask(pool, self._locate(chosen), endpoint.served_name)
         finally:
             self._running -= 1
         return ToolsChecked(
@@ -116,7 +120,8 @@ class ToolChecks:
         found = of_model.replicas if of_model is not None else ()
         if replica is None:
             for each in found:
-                if each.state is ShardState.READY and each.shard.node not in away and each.endpoint is not None:
+                ready = each.state is ShardState.READY and each.draining is None and each.shard.node not in away
+                if ready and each.endpoint is not None:
                     return each, each.endpoint
             raise Refused(_why_none(of_model, model, away), status=503, code="no_replica")
         named = next((each for each in found if each.id == replica), None)
@@ -126,6 +131,9 @@ class ToolChecks:
         if named.state is not ShardState.READY or named.endpoint is None:
             why = f"; {named.cause}" if named.cause else f" ({named.progress})" if named.progress else ""
             raise Refused(f"{replica} is not ready: it is {named.state}{why}", status=503, code="no_replica")
+        if named.draining is not None:
+            message = f"{replica} takes nothing new: it is to stop when its requests have ended ({named.draining})"
+            raise Refused(message, status=503, code="no_replica")
         if named.shard.node in away:
             message = f"{replica} can't be reached: there is no connection to {named.shard.node}"
             raise Refused(message, status=503, code="no_replica")

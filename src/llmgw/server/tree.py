@@ -4,6 +4,8 @@ serve_server
 └─ core nursery            ends last
    ├─ scheduler            the only caller of Fleet.handle
    ├─ request log
+   ├─ demand               how much each model is asked for, told about once a second
+   ├─ keeping              of a store: what a later server is to know
    └─ edge nursery         drains first
       ├─ reactor           the client port's bytes, and those of the trunks
       ├─ waits             what a request must wait for
@@ -20,7 +22,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -30,6 +32,7 @@ import trio
 from llmgw.config.node import Limits, Timeouts
 from llmgw.core.fleet import Fleet
 from llmgw.core.node import NodeId
+from llmgw.core.replica import Replica
 from llmgw.counters import Counters
 from llmgw.door.listener import Door, Listener, count_descriptors, fit_limits
 from llmgw.door.origin import Origins
@@ -37,6 +40,7 @@ from llmgw.door.upstream import Dialer, Pool, dial
 from llmgw.engines.registry import Engine
 from llmgw.reactor.loop import Reactor
 from llmgw.server.gateway import FleetGateway, locate_by_trunk, locate_here
+from llmgw.server.keeping import Keeper, Keeping
 from llmgw.server.pages import serve_pages
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
@@ -96,12 +100,17 @@ class ServerHalf:
     # where the pages' socket is put; else it is in a temporary folder
     folder: Path | None = None
     counters: Counters = field(default_factory=Counters)
-    scheduler: Scheduler = field(default_factory=lambda: Scheduler(Fleet()))
+    scheduler: Scheduler = field(init=False)
+    # what a later server is to know goes there; None: there is no later one
+    keeper: Keeper | None = None
     # None: engines are on this machine and are dialled
     cluster: Ports | None = None
     gateway: FleetGateway | None = None
     door: Door | None = None
     listener: Listener | None = None
+
+    def __post_init__(self) -> None:
+        self.scheduler = Scheduler(Fleet(), counters=self.counters)
 
     @property
     def base_url(self) -> str:
@@ -117,6 +126,10 @@ class ServerHalf:
             self.door.reconfigure(Origins(config.host, config.cors_origins), limits, config.timeouts)
         if self.gateway is not None:
             self.gateway.set_wait(config.on_demand_wait)
+
+    def counted(self, replica: Replica) -> AbstractContextManager[None]:
+        """Count as a request in flight what is asked of this replica past the door."""
+        return nullcontext() if self.gateway is None else self.gateway.counted(replica)
 
     async def drain(self, seconds: float) -> None:
         """Accept nothing more and let running requests end, within ``seconds`` or until ``hurry`` is called."""
@@ -161,9 +174,15 @@ async def serve_server(half: ServerHalf, *, task_status: trio.TaskStatus[None] =
             locate=locate_here if half.cluster is None else locate_by_trunk,
             reaches=None if half.cluster is None else half.cluster.reaches,
         )
+        half.scheduler.attend(gateway.drain)
         async with trio.open_nursery() as core:
+            if half.keeper is not None:
+                keeping = Keeping(half.keeper)
+                half.scheduler.entrust(keeping.keep)
+                core.start_soon(keeping.serve)
             await core.start(half.scheduler.serve)
             core.start_soon(log.serve)
+            core.start_soon(gateway.serve_demand)
             async with trio.open_nursery() as edge:
                 await edge.start(reactor.serve)
                 app = create_app(lambda: show(half.scheduler.fleet.statistics(), half.base_url))

@@ -1,5 +1,5 @@
-"""What is still known after a restart: the models that were added while the server ran, the nodes it saw, and what an
-operator said of them."""
+"""What is still known after a restart: the models that were added while the server ran and what became of each
+definition, the nodes it saw, what an operator said of either, and what launches have shown."""
 
 from __future__ import annotations
 
@@ -8,12 +8,25 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from llmgw.store.database import Condition, open_database
+from llmgw.store.facts import Facts
 from llmgw.store.faults import StoreBusy, StoreFailed
+from llmgw.store.history import History, StoredDefinition
+from llmgw.store.holds import Holds
 from llmgw.store.lanes import Lanes, Threads
 from llmgw.store.models import Models, StoredModel
 from llmgw.store.nodes import Nodes, StoredNode
 
-__all__ = ["KIND", "Condition", "Store", "StoreBusy", "StoreFailed", "StoredModel", "StoredNode", "open_store"]
+__all__ = [
+    "KIND",
+    "Condition",
+    "Store",
+    "StoreBusy",
+    "StoreFailed",
+    "StoredDefinition",
+    "StoredModel",
+    "StoredNode",
+    "open_store",
+]
 
 KIND = "sqlite"
 
@@ -31,6 +44,9 @@ class Store:
     condition: Condition
     models: Models
     nodes: Nodes
+    history: History
+    holds: Holds
+    facts: Facts
 
 
 @asynccontextmanager
@@ -42,4 +58,12 @@ async def open_store(address: str, *, lanes: Lanes | None = None) -> AsyncIterat
     it done on the spot.
     """
     async with open_database(address, lanes or Threads()) as database:
-        yield Store(path=database.path, condition=database.condition, models=Models(database), nodes=Nodes(database))
+        yield Store(
+            path=database.path,
+            condition=database.condition,
+            models=Models(database),
+            nodes=Nodes(database),
+            history=History(database),
+            holds=Holds(database),
+            facts=Facts(database),
+        )

@@ -33,7 +33,31 @@ def _marks_of_nodes(tables: Database) -> None:
     tables.execute("drop table seen_nodes")
 
 
-MIGRATIONS: tuple[Migration, ...] = (_stored_models_and_seen_nodes, _marks_of_nodes)
+def _history_holds_and_facts(tables: Database) -> None:
+    definitions = {
+        "name": str,
+        "number": int,
+        "model": str,
+        "text": str,
+        "origin": str,
+        "place": str,
+        "note": str,
+        "added_at": float,
+        "outcome": str,
+        "outcome_at": float,
+        "why": str,
+    }
+    may_be_null = {"place", "note", "outcome_at", "why"}
+    tables.create_table("history", definitions, pk=("name", "number"), not_null=set(definitions) - may_be_null)
+    tables.create_table("holds", {"name": str, "since": float}, pk="name", not_null={"name", "since"})
+    keys = ("source", "engine", "version", "flags", "gpu_class")
+    figures = {"load_seconds": float, "gpu_gb": float, "memory_gb": float, "at": float}
+    tables.create_table("facts", {**dict.fromkeys(keys, str), **figures}, pk=keys, not_null={*keys, "at"})
+    tables.execute("alter table nodes add column draining integer not null default 0")
+    tables.execute("alter table nodes add column drain_until float")
+
+
+MIGRATIONS: tuple[Migration, ...] = (_stored_models_and_seen_nodes, _marks_of_nodes, _history_holds_and_facts)
 
 
 def check_ours(connection: sqlite3.Connection, path: str, known: int) -> int:

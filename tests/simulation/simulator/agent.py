@@ -8,7 +8,8 @@ from random import Random
 
 from llmgw.core.effects import Desire
 from llmgw.core.events import NodeRegistered, NodeReported, ShardChanged
-from llmgw.core.replica import Endpoint, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.replica import Endpoint, Measured, ShardId, ShardReport, ShardSpec, ShardState
+from simulator.faults import Mood
 from simulator.link import Link
 from simulator.loop import Loop
 from simulator.machine import Machine, Process
@@ -16,14 +17,19 @@ from simulator.machine import Machine, Process
 GRACE_SECONDS = 30.0
 # How long the memory of engines that are gone is waited for.
 FREE_SECONDS = 10.0
+# An engine whose steps stand still is asked for a token, and given up without one.
+HUNG_SECONDS = 90.0
 
 
 @dataclass(slots=True)
 class Life:
-    """One shard that runs here. ``cause`` is why it ends, where nobody asked it to."""
+    """One shard that runs here. ``prepared``: all is there, and it waits for the others of its group. ``cause`` is why
+    it ends, where nobody asked it to."""
 
     spec: ShardSpec
     report: ShardReport
+    prepared: bool = False
+    launched_at: float | None = None
     process: Process | None = None
     stopping: bool = False
     cause: str | None = None
@@ -71,6 +77,8 @@ class Agent:
             self.running[shard] = life
             if not process.ready:
                 self._loop.after(spec.profile.startup_timeout_seconds, self._be_too_late, life)
+            elif process.hung:
+                self._loop.after(HUNG_SECONDS, self._give_up_hung, life)
 
     def crash(self) -> None:
         """Its engines go on, and nobody watches them."""
@@ -109,9 +117,15 @@ class Agent:
             self.link.send_up(NodeReported(node=self.machine.look(), applied=self._applied))
 
     def _say(
-        self, life: Life, state: ShardState, *, endpoint: Endpoint | None = None, cause: str | None = None
+        self,
+        life: Life,
+        state: ShardState,
+        *,
+        endpoint: Endpoint | None = None,
+        cause: str | None = None,
+        measured: Measured | None = None,
     ) -> None:
-        life.report = replace(life.report, state=state, endpoint=endpoint, cause=cause)
+        life.report = replace(life.report, state=state, endpoint=endpoint, cause=cause, measured=measured)
         changed = ShardChanged(node=self.machine.id, report=life.report)
         if self.link is not None:
             self.link.send_up(changed)
@@ -130,6 +144,10 @@ class Agent:
         for life in [*self.running.values()]:
             if not self._is_desired(life.spec):
                 self._stop(life)
+            elif self.desired[life.spec.id].go and not life.spec.go:
+                life.spec = replace(life.spec, go=True)
+                if life.prepared:
+                    self._launch_soon(life)
         for shard, spec in self.desired.items():
             ended = self._ended.get(shard)
             # One whose older epoch still runs is begun when that has ended: two epochs never run at once.
@@ -139,8 +157,23 @@ class Agent:
     def _begin(self, spec: ShardSpec) -> None:
         life = Life(spec=spec, report=_first_report(spec))
         self.running[spec.id] = life
+        self._say(life, ShardState.PREPARING)
+        slow = Mood.SLOW_TO_PREPARE in self.machine.moods
+        seconds = self._rng.uniform(200.0, 400.0) if slow else self._rng.uniform(0.05, 1.5)
+        self._loop.after(seconds, self._be_prepared, life)
+
+    def _be_prepared(self, life: Life) -> None:
+        if self._gone or life.over or life.stopping:
+            return
+        life.prepared = True
+        if life.spec.go:
+            self._launch_soon(life)
+        else:
+            self._say(life, ShardState.PREPARED)
+
+    def _launch_soon(self, life: Life) -> None:
         self._say(life, ShardState.LAUNCHING)
-        self._loop.after(self._rng.uniform(0.05, 1.5), self._launch, life)
+        self._loop.after(self._rng.uniform(0.05, 0.5), self._launch, life)
 
     def _launch(self, life: Life) -> None:
         if self._gone or life.over or life.stopping:
@@ -149,7 +182,7 @@ class Agent:
         if isinstance(launched, str):
             self._end(life, launched)
             return
-        life.process = launched
+        life.process, life.launched_at = launched, self._loop.now
         self._note(f"{life.spec.id} epoch {life.spec.epoch} is launched on {self.machine.id}, pid {launched.pid}")
         self._say(life, ShardState.LOADING)
         self._loop.after(life.spec.profile.startup_timeout_seconds, self._be_too_late, life)
@@ -186,7 +219,22 @@ class Agent:
     def on_ready(self, process: Process) -> None:
         life = self._find(process)
         if life is not None and not life.stopping:
-            self._say(life, ShardState.READY, endpoint=_endpoint(life.spec))
+            self._say(life, ShardState.READY, endpoint=_endpoint(life.spec), measured=self._measure(life, process))
+
+    def _measure(self, life: Life, process: Process) -> Measured:
+        """What it took, as far as this agent has seen it."""
+        seconds = None if life.launched_at is None else self._loop.now - life.launched_at
+        gpu_gb = max(process.holds_gb.values(), default=None)
+        return Measured(load_seconds=seconds, gpu_gb=gpu_gb, memory_gb=16.0)
+
+    def on_hung(self, process: Process) -> None:
+        life = self._find(process)
+        if life is not None:
+            self._loop.after(HUNG_SECONDS, self._give_up_hung, life)
+
+    def _give_up_hung(self, life: Life) -> None:
+        if not self._gone and not life.over and not life.stopping:
+            self._give_up(life, f"hung: nothing was computed for {HUNG_SECONDS:g} s")
 
     def on_exit(self, process: Process) -> None:
         life = self._find(process)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Set
+from dataclasses import dataclass, field, replace
 
 from llmgw.core.fleet import Fleet
 from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
+from llmgw.core.placement import Placement, place
 from llmgw.core.replica import Replica, ReplicaId, ShardSpec, ShardState
 
 ON_ITS_WAY_OUT = (ShardState.STOPPING, ShardState.ENDED)
@@ -16,13 +17,21 @@ ON_ITS_WAY_OUT = (ShardState.STOPPING, ShardState.ENDED)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """Nodes by id, every epoch of a replica once, and those that requests may go to."""
+    """Nodes by id, every epoch of a replica once, and those that requests may go to. ``models`` are as they are
+    written, and ``launched`` as they are launched; ``busy``: there are models that are still to be looked at."""
 
     hosts: Mapping[NodeId, Host]
     replicas: tuple[Replica, ...]
     models: Mapping[str, Model]
     ready: Mapping[ModelName, tuple[Replica, ...]]
     brake: bool
+    launched: Mapping[str, Model] = field(default_factory=dict)
+    held: Set[ModelName] = frozenset()
+    busy: bool = False
+
+    def find(self, name: ReplicaId, epoch: int) -> Replica | None:
+        """That epoch, of two on two nodes any."""
+        return next((each for each in self.replicas if (each.id, each.epoch) == (name, epoch)), None)
 
     def is_lost(self, node: NodeId) -> bool:
         """Lost, or not there at all."""
@@ -69,4 +78,48 @@ def read_books(fleet: Fleet, now: float) -> Books:
         models={model.model.name: model.model for model in told.models},
         ready={name: fleet.ready(name) for name in sorted(names)},
         brake=told.brake is not None,
+        launched={
+            model.model.name: launched
+            for model in told.models
+            if (launched := fleet.launched(model.model.name)) is not None
+        },
+        held=frozenset(model.model.name for model in told.models if model.held),
+        busy=bool(fleet._state.unplanned),
     )
+
+
+class Reckoning:
+    """What the fleet would answer now: asked only where it matters, since it takes time."""
+
+    def __init__(self, fleet: Fleet, now: float) -> None:
+        self._fleet = fleet
+        self._now = now
+
+    def wanted(self, name: ModelName) -> int:
+        """How many replicas there are to be."""
+        model = self._fleet.launched(name)
+        return 0 if model is None else self._fleet.wanted(model, self._now)
+
+    def has_room(self, name: ModelName, without: Replica | None = None) -> bool:
+        """Whether one more of this model would find its place, once ``without`` is gone."""
+        model = self._fleet.launched(name)
+        if model is None:
+            return False
+        hosts = [_without(host, without) for host in self._fleet.hosts()]
+        backing_off, failed = self._fleet.backing_off(name), self._fleet.failed(name, self._now)
+        verdict = place(self._fleet.filled(model), hosts, backing_off, self._now, failed=failed)
+        return isinstance(verdict, Placement)
+
+    def clock(self) -> float:
+        """The server's."""
+        return self._now
+
+
+def _without(host: Host, gone: Replica | None) -> Host:
+    shards = [shard.spec for shard in gone.shards if shard.spec.node == host.id] if gone is not None else []
+    if not shards:
+        return host
+    gpus = {gpu for spec in shards for gpu in spec.gpus or ()}
+    gb = sum(spec.profile.min_memory_gb or 0.0 for spec in shards)
+    booked = {gpu: name for gpu, name in host.booked.items() if gpu not in gpus}
+    return replace(host, booked=booked, booked_gb=host.booked_gb - gb)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from random import Random
 
+from llmgw.core.model import ModelName
 from simulator.faults import (
     AddModel,
     AgentCrash,
@@ -12,22 +13,29 @@ from simulator.faults import (
     ClockSkew,
     Cordon,
     DiskFull,
+    DrainNode,
     EditModel,
     EngineCrash,
     FabricDown,
     Fault,
+    Flaw,
     ForeignMemory,
+    Hold,
     Label,
     LinkBroken,
+    LoadModel,
     Mood,
     NodeCrash,
     Partition,
+    Recall,
     RemoveModel,
     RemoveNode,
+    Rollback,
     Scenario,
     ServerRestart,
     SlowLink,
     Storm,
+    Turns,
 )
 from simulator.site import MODELS, node_name
 
@@ -37,6 +45,8 @@ BURST_SHARE = 0.5
 BURST_SECONDS = 20.0
 # Agents report less often than they do: in a long run nothing else happens most of the time.
 BEAT_SECONDS = 20.0
+# What clients ask for, the one that is never there now and then.
+_ASKED = [*(name for name, model in MODELS.items() for _ in range(8 if model.scaling.max else 1))]
 
 
 def draw_scenario(seed: int, *, nodes: int, hours: float, per_node_hour: float = PER_NODE_HOUR) -> Scenario:
@@ -80,10 +90,38 @@ def _edit(rng: Random, at: float, names: Sequence[str]) -> Fault:
     # Now and then more than there is room for.
     least = rng.choice((0, 0, 1, 1, 2, 4))
     most = max(least, rng.choice((0, 1, 2, 4)))
-    return EditModel(at=at, model=rng.choice([*MODELS]), min=least, max=most, restart=rng.random() < 0.3)
+    flaw = rng.choice([*Flaw]) if rng.random() < 0.2 else None
+    return EditModel(
+        at=at,
+        model=rng.choice([*MODELS]),
+        min=least,
+        max=most,
+        restart=flaw is not None or rng.random() < 0.5,
+        flaw=flaw,
+    )
 
 
-def _model(kind: type[AddModel | RemoveModel]) -> Callable[[Random, float, Sequence[str]], Fault]:
+def _restart(rng: Random, at: float, names: Sequence[str]) -> Fault:
+    """As many as before, started otherwise."""
+    model = MODELS[ModelName(rng.choice([*MODELS]))]
+    scaling = model.scaling
+    flaw = rng.choice([*Flaw]) if rng.random() < 0.3 else None
+    return EditModel(at=at, model=model.name, min=scaling.min, max=scaling.max, restart=True, flaw=flaw)
+
+
+def _drain(rng: Random, at: float, names: Sequence[str]) -> Fault:
+    deadline = None if rng.random() < 0.5 else _seconds(rng, 1.0, 1800.0)
+    return DrainNode(at=at, node=rng.choice(names), deadline=deadline)
+
+
+def _turns(rng: Random, at: float, names: Sequence[str]) -> Fault:
+    models = ("turn-a", "turn-b") if rng.random() < 0.7 else tuple(rng.sample([*MODELS], 2))
+    return Turns(at=at, models=models, seconds=_seconds(rng, 60.0, 3600.0), apart=_seconds(rng, 0.1, 60.0))
+
+
+def _model(
+    kind: type[AddModel | RemoveModel | Rollback | Hold | LoadModel],
+) -> Callable[[Random, float, Sequence[str]], Fault]:
     return lambda rng, at, names: kind(at=at, model=rng.choice([*MODELS]))
 
 
@@ -98,7 +136,15 @@ def _label(rng: Random, at: float, names: Sequence[str]) -> Fault:
 
 
 def _storm(rng: Random, at: float, names: Sequence[str]) -> Fault:
-    return Storm(at=at, model=rng.choice([*MODELS]), requests=rng.randint(1, 60), seconds=_seconds(rng, 1.0, 600.0))
+    patience = _seconds(rng, 0.5, 60.0) if rng.random() < 0.4 else None
+    return Storm(
+        at=at,
+        model=rng.choice(_ASKED),
+        requests=round(_seconds(rng, 1, 400)),
+        seconds=_seconds(rng, 1.0, 600.0),
+        returns=rng.choice((0, 1, 5)),
+        patience=patience,
+    )
 
 
 def _bad_engines(rng: Random, at: float, names: Sequence[str]) -> Fault:
@@ -118,17 +164,24 @@ _KINDS: tuple[tuple[Callable[[Random, float, Sequence[str]], Fault], float], ...
     (_lasting(NodeCrash, 5.0, 3600.0), 5),
     (_lasting(AgentCrash, 1.0, 600.0), 6),
     (lambda rng, at, names: EngineCrash(at=at, node=rng.choice(names), pick=rng.randrange(8)), 8),
-    (_bad_engines, 4),
+    (_bad_engines, 5),
     (_lasting(DiskFull, 30.0, 3600.0), 2),
     (_lasting(FabricDown, 30.0, 3600.0), 2),
     (_foreign, 4),
     (lambda rng, at, names: ClockSkew(at=at, node=rng.choice(names), skew=round(rng.uniform(-9e4, 9e4), 1)), 1),
     (lambda rng, at, names: ServerRestart(at=at, seconds=_seconds(rng, 0.2, 300.0)), 1),
-    (_model(AddModel), 4),
-    (_model(RemoveModel), 2),
-    (_edit, 3),
-    (lambda rng, at, names: Cordon(at=at, node=rng.choice(names), cordoned=rng.random() < 0.45), 2),
+    (_model(AddModel), 6),
+    (_model(RemoveModel), 1),
+    (_edit, 2),
+    (_restart, 4),
+    (_model(Rollback), 1),
+    (_model(Hold), 1),
+    (_model(LoadModel), 6),
+    (lambda rng, at, names: Recall(at=at, model=rng.choice([*MODELS]), pick=rng.randrange(4)), 2),
+    (lambda rng, at, names: Cordon(at=at, node=rng.choice(names), cordoned=rng.random() < 0.2), 8),
+    (_drain, 2),
     (_label, 2),
     (lambda rng, at, names: RemoveNode(at=at, node=rng.choice(names)), 1),
-    (_storm, 6),
+    (_storm, 12),
+    (_turns, 6),
 )

@@ -4,35 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
-from llmgw.core.effects import Announce, Desire, Effect, WakeAt
+from llmgw.core.effects import Announce, Desire, Drain, Effect, Learn, Proven, Reverted, WakeAt
 from llmgw.core.events import (
-    CatalogChanged,
     Event,
+    FactsKnown,
+    ModelCalled,
+    ModelsHeld,
     NodeLost,
+    NodeMarked,
     NodeRegistered,
     NodeRemoved,
     NodesExpected,
     NodeSilent,
+    ReplicaRecalled,
     RulesChanged,
     Wakeup,
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.hosts import Standing
-from llmgw.core.model import Model
+from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
-from simulator.faults import Cordon, Label
+from llmgw.core.replica import ReplicaId, ShardState
+from simulator.faults import Cordon, DrainNode, Label
 from simulator.link import Link
 from simulator.loop import Loop
 from simulator.store import Rules, Store
 
 SETTLE_SECONDS = 30.0
+# How long the store takes to keep what the fleet says.
+KEEP_SECONDS = 0.05
 
 
 class Control:
     """One server, over all its lives. ``done`` is called after every event that its fleet has handled, ``stirred``
-    whenever that announced something, and ``hung_up`` when it takes a node's connection for dead. ``pings``:
-    whether there is an answer over a link now."""
+    whenever that announced something, ``drain`` with each replica whose last request is to be waited for, and
+    ``hung_up`` when it takes a node's connection for dead. ``pings``: whether there is an answer over a link now."""
 
     def __init__(
         self,
@@ -42,6 +50,7 @@ class Control:
         *,
         done: Callable[[Event, list[Effect]], None],
         stirred: Callable[[], None],
+        drain: Callable[[ReplicaId, int, int], None],
         hung_up: Callable[[Link], None],
         pings: Callable[[Link], bool],
     ) -> None:
@@ -56,6 +65,7 @@ class Control:
         self._loop = loop
         self._done = done
         self._stirred = stirred
+        self._drain = drain
         self._hung_up = hung_up
         self._pings = pings
         self._born = 0.0
@@ -80,8 +90,10 @@ class Control:
         self.fleet = Fleet()
         self._wake_at = math.inf
         self.handle(RulesChanged(replace_after=self.rules.replace_after, brake=self.rules.brake))
+        self.handle(FactsKnown(facts=tuple(self.store.facts.values())))
         for mark in self.store.marks.values():
-            self.handle(mark)
+            self._tell_mark(mark)
+        self._tell_held()
         self.handle(NodesExpected(nodes=frozenset(self.store.nodes), until=self.clock() + SETTLE_SECONDS))
         self._publish()
 
@@ -167,21 +179,67 @@ class Control:
 
     def put_model(self, model: Model) -> None:
         """Add a model, or put it in the place of the one of that name."""
-        self.store.models[model.name] = model
+        self.store.put(model)
         self._publish()
 
     def remove_model(self, name: str) -> None:
-        if self.store.models.pop(name, None) is not None:
+        was_held = ModelName(name) in self.store.held
+        if self.store.remove(name):
             self._publish()
+            if was_held:
+                self._tell_held()
+
+    def roll_back(self, name: str) -> None:
+        if self.store.roll_back(name):
+            self._publish()
+
+    def hold(self, name: str) -> None:
+        """Hold a model at zero."""
+        if name in self.store.models:
+            self.store.held[ModelName(name)] = None
+            self._tell_held()
+
+    def load(self, name: str) -> None:
+        """Let a model run, load one that loads on demand, and try a definition again that has failed."""
+        model = self.store.models.get(name)
+        if model is None or model.scaling.max == 0:
+            return
+        self.store.failed.pop(model.name, None)
+        if model.name in self.store.held:
+            del self.store.held[model.name]
+            self._tell_held()
+        self.handle(ModelCalled(model=model.name))
+
+    def recall(self, name: str, pick: int) -> None:
+        """Have one of a model's replicas replaced."""
+        found = [
+            replica
+            for told in self.fleet.statistics().models
+            if told.model.name == name
+            for replica in told.replicas
+            if replica.draining is None and replica.state not in (ShardState.STOPPING, ShardState.ENDED)
+        ]
+        if found:
+            replica = found[pick % len(found)]
+            self.handle(ReplicaRecalled(replica=replica.id, epoch=replica.epoch))
 
     def _publish(self) -> None:
         if self.up:
-            self.handle(CatalogChanged(models=tuple(self.store.models.values())))
+            self.handle(self.store.catalog())
 
-    def mark(self, act: Cordon | Label) -> None:
+    def _tell_held(self) -> None:
+        if self.up:
+            self.handle(ModelsHeld(models=frozenset(self.store.held)))
+
+    def mark(self, act: Cordon | DrainNode | Label) -> None:
         """Say something of a node, whether or not it is there."""
         marked = self.store.marks[NodeId(act.node)] = self.store.marked(act)
-        self.handle(marked)
+        self._tell_mark(marked)
+
+    def _tell_mark(self, mark: NodeMarked) -> None:
+        """The store has it by the wall clock, and the fleet goes by its own."""
+        until = mark.drain_until
+        self.handle(mark if until is None else replace(mark, drain_until=self._clock_at(until)))
 
     def remove_node(self, node: NodeId) -> None:
         """Only one that is lost, or that nothing runs on and nothing is to be put on; else nothing happens."""
@@ -193,6 +251,7 @@ class Control:
             self.handle(NodeRemoved(node=node))
             self.store.nodes.pop(node, None)
             self.store.marks.pop(node, None)
+            self.handle(NodeMarked(node=node))
             # An agent that is there after all dials anew, and registers as one that was never seen.
             link = self.links.get(node)
             if link is not None:
@@ -215,9 +274,18 @@ class Control:
                     if at < self._wake_at:
                         self._wake_at = at
                         self._loop.at(self._when(at), self._wake, at, self.lives)
+                case Drain(replica=replica, epoch=epoch, number=number):
+                    self._drain(replica, epoch, number)
+                case Proven() | Reverted() | Learn():
+                    self._loop.after(KEEP_SECONDS, self._keep, effect, self.lives)
         self._done(event, effects)
         if any(isinstance(effect, Announce) for effect in effects):
             self._stirred()
+
+    def _keep(self, effect: Proven | Reverted | Learn, life: int) -> None:
+        """A server that has ended meanwhile has not kept it."""
+        if self.up and life == self.lives and self.store.keep(effect):
+            self._publish()
 
     def _when(self, at: float) -> float:
         """The first moment at which the server's clock says ``at`` or more: here no time passes while it computes."""

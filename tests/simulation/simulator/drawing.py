@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from simulator import faults
-from simulator.faults import Fault, Mood, Scenario
+from simulator.faults import Fault, Flaw, Mood, Scenario
 from simulator.site import MODELS, node_name
 
-NODES = 8
+NODES = 12
 SECONDS = 1800
 
 
@@ -39,12 +39,32 @@ fault: st.SearchStrategy[Fault] = st.one_of(
     st.builds(faults.AddModel, at=at, model=model),
     st.builds(faults.RemoveModel, at=at, model=model),
     st.builds(
-        faults.EditModel, at=at, model=model, min=st.integers(0, 2), max=st.integers(2, 3), restart=st.booleans()
+        faults.EditModel,
+        at=at,
+        model=model,
+        min=st.integers(0, 2),
+        max=st.integers(2, 3),
+        restart=st.booleans(),
+        flaw=st.none() | st.sampled_from(Flaw),
     ),
+    st.builds(faults.Rollback, at=at, model=model),
+    st.builds(faults.Hold, at=at, model=model),
+    st.builds(faults.LoadModel, at=at, model=model),
+    st.builds(faults.Recall, at=at, model=model, pick=st.integers(0, 2)),
+    st.builds(faults.DrainNode, at=at, node=node, deadline=st.none() | _seconds(1, 900)),
     st.builds(faults.Cordon, at=at, node=node, cordoned=st.booleans()),
     st.builds(faults.Label, at=at, node=node, key=st.just("zone"), value=st.sampled_from(("east", "west")) | st.none()),
     st.builds(faults.RemoveNode, at=at, node=node),
-    st.builds(faults.Storm, at=at, model=model, requests=st.integers(1, 10), seconds=_seconds(1, 300)),
+    st.builds(
+        faults.Storm,
+        at=at,
+        model=model,
+        requests=st.integers(1, 40),
+        seconds=_seconds(1, 300),
+        returns=st.integers(0, 5),
+        patience=st.none() | _seconds(1, 30),
+    ),
+    st.builds(faults.Turns, at=at, models=st.just(("turn-a", "turn-b")), seconds=_seconds(60, SECONDS)),
 )
 
 scenario: st.SearchStrategy[Scenario] = st.builds(

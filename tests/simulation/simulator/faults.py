@@ -73,6 +73,16 @@ class Mood(StrEnum):
     SLOW = "slow to load"
     FREES_LATE = "frees its memory late"
     FREES_NEVER = "frees its memory very late"
+    HANGS_SERVING = "answers nobody any more, and does not end"
+    SLOW_TO_PREPARE = "takes minutes until it may be launched"
+
+
+class Flaw(StrEnum):
+    """What is wrong with a definition, wherever its engines are launched."""
+
+    NEVER_READY = "never-ready"
+    DIES_AT_ONCE = "dies-at-once"
+    FITS_NOWHERE = "fits-nowhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,22 +159,66 @@ class RemoveModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EditModel:
-    """An operator changes how many replicas a model has; with ``restart`` also what its engines are started with."""
+    """An operator changes how many replicas a model has; with ``restart`` also what its engines are started with, which
+    may have a ``flaw``."""
 
     at: float
     model: str
     min: int
     max: int
     restart: bool = False
+    flaw: Flaw | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """An operator makes the last earlier definition that has served the current one of a stored model again."""
+
+    at: float
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hold:
+    """An operator stops a model."""
+
+    at: float
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadModel:
+    """An operator lets a model run that was stopped, and loads one that loads on demand."""
+
+    at: float
+    model: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recall:
+    """An operator has a replica replaced: the ``pick``-th of the model's, counted round."""
+
+    at: float
+    model: str
+    pick: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cordon:
-    """An operator keeps new replicas off a node, or no longer."""
+    """An operator keeps new replicas off a node, or no longer: then its drain ends as well."""
 
     at: float
     node: str
     cordoned: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrainNode:
+    """An operator drains a node; what is left there after that many seconds stops all the same (None: never)."""
+
+    at: float
+    node: str
+    deadline: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,12 +241,25 @@ class RemoveNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Storm:
-    """That many requests for a model within that time."""
+    """That many requests for a model within that time. Who is told to come again does so ``returns`` times, and hangs
+    up after ``patience`` seconds where he is not answered by then."""
 
     at: float
     model: str
     requests: int
     seconds: float
+    returns: int = 0
+    patience: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turns:
+    """Each of these models has a client for that time, who asks again ``apart`` seconds after each answer."""
+
+    at: float
+    models: tuple[str, ...]
+    seconds: float
+    apart: float = 1.0
 
 
 Fault = (
@@ -211,10 +278,21 @@ Fault = (
     | AddModel
     | RemoveModel
     | EditModel
+    | Rollback
+    | Hold
+    | LoadModel
+    | Recall
     | Cordon
+    | DrainNode
     | Label
     | RemoveNode
     | Storm
+    | Turns
+)
+
+# What operators do, and only a server that is there can be asked.
+Act = (
+    AddModel | RemoveModel | EditModel | Rollback | Hold | LoadModel | Recall | Cordon | DrainNode | Label | RemoveNode
 )
 
 
@@ -252,4 +330,4 @@ def _show(fault: Fault) -> str:
 
 
 def _value(value: object) -> str:
-    return f"Mood.{value.name}" if isinstance(value, Mood) else repr(value)
+    return f"{type(value).__name__}.{value.name}" if isinstance(value, Mood | Flaw) else repr(value)

@@ -9,33 +9,67 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from itertools import combinations
+from typing import Protocol
 
-from llmgw.core.effects import Desire, Effect
-from llmgw.core.events import CatalogChanged, Event, NodeMarked, NodeRegistered, NodeRemoved, ShardChanged
-from llmgw.core.model import ANY_CLASS
+from llmgw.core.effects import Announce, Desire, Drain, Effect, Happening
+from llmgw.core.events import (
+    CatalogChanged,
+    Demand,
+    Event,
+    NodeLost,
+    NodeMarked,
+    NodeRegistered,
+    NodeRemoved,
+    ShardChanged,
+)
+from llmgw.core.lives import PREPARED_OR_LATER
+from llmgw.core.model import ANY_CLASS, ModelName
 from llmgw.core.node import Gpu, NodeId
-from llmgw.core.replica import ReplicaId, ShardId, ShardSpec, ShardState
+from llmgw.core.replica import Replica, ReplicaId, ShardId, ShardSpec, ShardState
+from llmgw.core.rolling import defines
 from simulator.books import ON_ITS_WAY_OUT, Books
 from simulator.stage import Ground, Running
 
 ShardTry = tuple[NodeId, ShardId, int]
+Epoch = tuple[ReplicaId, int]
+
+
+class Reckoner(Protocol):
+    """What the fleet would answer now."""
+
+    def wanted(self, name: ModelName) -> int:
+        """How many replicas there are to be."""
+
+    def has_room(self, name: ModelName, without: Replica | None = None) -> bool:
+        """Whether one more would find its place, once ``without`` is gone."""
+
+    def clock(self) -> float:
+        """The server's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
     """How everything is: what the fleet says (None while there is no server), what really runs, which nodes the server
-    has a link to that has registered, and what operators have said of them."""
+    has a link to that has registered, what operators have said of them (times by the wall), and which epochs of
+    replicas they have recalled; how many requests each epoch answers, whatever the fleet has heard of that; and what
+    the fleet would answer."""
 
     books: Books | None
     machines: Mapping[NodeId, Ground]
     linked: frozenset[NodeId]
     marks: Mapping[NodeId, NodeMarked] = field(default_factory=dict)
+    recalled: Set[Epoch] = frozenset()
+    in_flight: Mapping[Epoch, int] = field(default_factory=dict)
+    now: float = 0.0
+    reckoning: Reckoner | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
     """What the fleet did about one event. ``told`` is what each node was to run before; ``known`` is whatever was ever
-    to be launched, or said to run; ``braked``: the brake holds, as the simulation counts the nodes that are lost."""
+    to be launched, or said to run; ``braked``: the brake holds, as the simulation counts the nodes that are lost.
+    ``drained_at`` is when each epoch began to serve out its last requests, ``demands`` what the fleet was last told of
+    each model, and ``evicted`` what makes way already, and for whom."""
 
     event: Event
     effects: list[Effect]
@@ -45,6 +79,9 @@ class Move:
     told: Mapping[NodeId, Desire]
     known: Set[ShardTry]
     braked: bool
+    drained_at: Mapping[Epoch, float] = field(default_factory=dict)
+    demands: Mapping[ModelName, Demand] = field(default_factory=dict)
+    evicted: Mapping[Epoch, ModelName] = field(default_factory=dict)
 
     def launches(self) -> list[ShardSpec]:
         """The shards that are to be launched now, and were not before."""
@@ -55,6 +92,48 @@ class Move:
             for spec in effect.shards
             if (spec.node, spec.id, spec.epoch) not in self.known
         ]
+
+    def stopped(self) -> list[Replica]:
+        """Replicas that answered requests and are not to run any more, by nobody's doing but the fleet's."""
+        found: dict[Epoch, Replica] = {}
+        for effect in self.effects:
+            told = self.told.get(effect.node) if isinstance(effect, Desire) else None
+            if told is None or not isinstance(effect, Desire):
+                continue
+            now = {(spec.id, spec.epoch) for spec in effect.shards}
+            for spec in told.shards:
+                replica = self.before.find(spec.replica, spec.epoch)
+                if (spec.id, spec.epoch) not in now and replica is not None and self._answers(replica):
+                    found[spec.replica, spec.epoch] = replica
+        return [*found.values()]
+
+    def retired(self) -> list[Replica]:
+        """Those that are to stop, by nobody's doing but the fleet's, and answer nobody new."""
+        drained = [self.before.find(each.replica, each.epoch) for each in self.effects if isinstance(each, Drain)]
+        return [*(replica for replica in drained if replica is not None and self._answers(replica)), *self.stopped()]
+
+    def _answers(self, replica: Replica) -> bool:
+        """Its state is not the fleet's doing where it fell over, or a node of it did."""
+        event = self.event
+        match event:
+            case ShardChanged(report=report) if (report.replica, report.epoch) == (replica.id, replica.epoch):
+                return report.state is ShardState.READY
+            case NodeRegistered(node=node) if node.id in replica.nodes:
+                return False
+            case NodeRemoved(node=name) | NodeLost(node=name) if name in replica.nodes:
+                return False
+        well = replica.state is ShardState.READY
+        return well and not self.before.is_fenced(replica) and not self.after.is_fenced(replica)
+
+    def evictions(self) -> list[tuple[Replica, ModelName]]:
+        """Whatever makes way from now on, and for whom."""
+        told = (each for each in self.effects if isinstance(each, Announce) and each.what is Happening.EVICTED)
+        found = []
+        for each in told:
+            name, asker = each.text.split(" ", 1)[0], each.text.rsplit(" ", 1)[1]
+            victims = [r for r in self.before.replicas if r.id == name and r.state not in ON_ITS_WAY_OUT]
+            found += [(victim, ModelName(asker)) for victim in victims]
+        return found
 
 
 # -- what may never be so
@@ -180,23 +259,38 @@ def no_request_goes_where_nobody_answers(state: State) -> Iterator[str]:
 
 
 def no_more_run_than_may(state: State) -> Iterator[str]:
-    """What is on its way out holds its room, and counts; what is fenced does not."""
+    """One more while another takes a place, and none of what is held; what is fenced does not count, nor what is on
+    its way out."""
     if state.books is None:
         return
-    alive = Counter(
-        replica.model
-        for replica in state.books.replicas
-        if replica.state is not ShardState.ENDED and not state.books.is_fenced(replica)
-    )
-    wanted = Counter(
-        replica.model
-        for replica in state.books.replicas
-        if replica.state not in ON_ITS_WAY_OUT and not state.books.is_fenced(replica)
-    )
-    for name, count in wanted.items():
+    if state.books.busy:
+        # (it has not had its turn yet)
+        return
+    wanted: dict[str, list[Replica]] = {}
+    for replica in state.books.replicas:
+        gone = replica.state in ON_ITS_WAY_OUT or replica.draining is not None or state.books.is_fenced(replica)
+        if not gone:
+            wanted.setdefault(replica.model, []).append(replica)
+    for name, replicas in wanted.items():
         model = state.books.models.get(name)
-        if model is not None and count > max(model.scaling.max, 0):
-            yield f"{count} replicas of {name} are to run (and {alive[name]} do), and {model.scaling.max} may"
+        if model is not None:
+            moving = any(_is_moving(state, state.books, replica) for replica in replicas)
+            most = 0 if name in state.books.held else max(model.scaling.max, 0)
+            if len(replicas) > most + (moving and most > 0):
+                which = ", ".join(f"{each.id} ({each.state})" for each in replicas)
+                yield f"{len(replicas)} replicas of {name} are to run ({which}), and {most} may"
+
+
+def _is_moving(state: State, books: Books, replica: Replica) -> bool:
+    """Another is to take its place, and may run beside it."""
+    launched = books.launched.get(replica.model)
+    marks = (state.marks.get(node) for node in replica.nodes)
+    return (
+        launched is None
+        or not defines(launched, replica.shard)
+        or (replica.id, replica.epoch) in state.recalled
+        or any(mark is not None and mark.draining for mark in marks)
+    )
 
 
 def what_runs_on_a_linked_node_is_in_the_books(state: State) -> Iterator[str]:
@@ -294,14 +388,18 @@ def no_epoch_is_given_twice(move: Move) -> Iterator[str]:
 
 
 def the_brake_stops_and_moves_nothing(move: Move) -> Iterator[str]:
-    """What an operator asks for is done, and what ended by itself has ended."""
+    """Of what can't be reached; what an operator asks for is done, and what ended by itself has ended."""
     if not move.braked or isinstance(move.event, CatalogChanged | NodeRegistered | NodeRemoved | ShardChanged):
         return
     for effect in move.effects:
         if isinstance(effect, Desire):
             now = {(spec.id, spec.epoch) for spec in effect.shards}
             told = move.told[effect.node].shards if effect.node in move.told else ()
-            gone = [spec for spec in told if (spec.id, spec.epoch) not in now]
+            mark = move.state.marks.get(effect.node)
+            if mark is not None and mark.draining:
+                # (an operator wants that)
+                continue
+            gone = [spec for spec in told if (spec.id, spec.epoch) not in now and _is_unreachable(move.before, spec)]
             if gone:
                 yield f"{', '.join(spec.id for spec in gone)} is to stop on {effect.node} while the brake holds"
     fenced = {
@@ -313,6 +411,12 @@ def the_brake_stops_and_moves_nothing(move: Move) -> Iterator[str]:
         # (what took its place before the brake held, and failed, may be tried again)
         if fenced.get(spec.replica) == spec.epoch - 1:
             yield f"{spec.replica} is placed anew on {spec.node} while the brake holds"
+
+
+def _is_unreachable(books: Books, spec: ShardSpec) -> bool:
+    replica = books.find(spec.replica, spec.epoch)
+    # (one that served out its last requests before was to stop already)
+    return replica is not None and replica.draining is None and books.is_fenced(replica)
 
 
 def what_is_desired_is_well_formed(move: Move) -> Iterator[str]:
@@ -346,6 +450,91 @@ def groups_of_ranks_are_joined_where_they_can_be(move: Move) -> Iterator[str]:
             yield f"{spec.id} is to run on {', '.join(chosen)}, while {', '.join(other)} are joined"
 
 
+def what_answers_is_stopped_after_its_last_request(move: Move) -> Iterator[str]:
+    """Or after ten minutes."""
+    for replica in move.stopped():
+        key = (replica.id, replica.epoch)
+        name = f"{replica.id} (epoch {replica.epoch})"
+        if replica.draining is None:
+            yield f"{name} is stopped though it is ready, and its requests were not waited for"
+        elif move.state.in_flight.get(key) and move.state.now < move.drained_at.get(key, move.state.now) + 599.9:
+            yield f"{name} is stopped, and {move.state.in_flight[key]} requests are in flight there"
+
+
+def our_own_doing_takes_no_service_down(move: Move) -> Iterator[str]:
+    """As many serve after it as did before, or as are to, while there is room for another one; at the deadline of a
+    node's drain nobody waits for that."""
+    evicted = {victim.id for victim, _ in move.evictions()}
+    reckoning = move.state.reckoning
+    for replica in move.retired():
+        name = replica.model
+        if replica.id in evicted or name not in move.after.models or name in move.after.held or reckoning is None:
+            continue
+        if replica.draining is not None:
+            # (that was done before)
+            continue
+        marks = (move.state.marks.get(node) for node in replica.nodes)
+        if any(m is not None and m.drain_until is not None and m.drain_until <= move.state.now + 1e-3 for m in marks):
+            continue
+        well = [each for each in move.before.ready.get(name, ()) if move._answers(each)]
+        serve = len(move.after.ready.get(name, ()))
+        least = min(len(well), reckoning.wanted(name))
+        if serve < least and reckoning.has_room(name):
+            yield f"{serve} replicas of {name} serve without {replica.id}, {least} are to, and there is room for another"
+
+
+def only_what_is_idle_makes_way(move: Move) -> Iterator[str]:
+    """Of another model that loads on demand, on one node, two minutes after it was loaded, and where its room is
+    enough; one after another."""
+    reckoning = move.state.reckoning
+    for victim, asker in move.evictions():
+        name = f"{victim.id} makes way for {asker}"
+        launched = move.after.launched.get(victim.model)
+        if launched is not None and not launched.scaling.on_demand:
+            yield f"{name}, and does not load on demand"
+        if victim.model == asker or victim.shard.count > 1:
+            yield f"{name}: it is of the same model, or of several nodes"
+        told = move.demands.get(victim.model)
+        if told is not None and (told.waiting or told.in_flight.get(victim.id)):
+            yield f"{name}, and is asked for"
+        if reckoning is None:
+            continue
+        resident = reckoning.clock() - victim.since
+        if victim.state is ShardState.READY and resident < 119.9:
+            yield f"{name} after {resident:.0f} s"
+        if not reckoning.has_room(asker, victim):
+            yield f"{name}, and that is not room enough"
+        earlier = [each for each, other in move.evicted.items() if other == asker]
+        if earlier:
+            yield f"{name}, and so does {earlier[0][0]} already"
+
+
+def what_is_held_starts_nothing(move: Move) -> Iterator[str]:
+    for spec in move.launches():
+        if spec.model.name in move.after.held:
+            yield f"{spec.id} is to run, and its model is held"
+
+
+def groups_begin_together(move: Move) -> Iterator[str]:
+    """No shard of several is let go before each of them is prepared."""
+    for effect in move.effects:
+        for spec in effect.shards if isinstance(effect, Desire) else ():
+            before = move.told.get(spec.node)
+            old = next((s for s in before.shards if (s.id, s.epoch) == (spec.id, spec.epoch)), None) if before else None
+            if spec.count == 1 or not spec.go or (old is not None and old.go) or _says_it_went(move.event, spec):
+                continue
+            replica = move.after.find(spec.replica, spec.epoch)
+            states = [shard.state for shard in replica.shards] if replica is not None else []
+            if len(states) < spec.count or any(state not in PREPARED_OR_LATER for state in states):
+                yield f"{spec.id} is let go while its group is {', '.join(states)}"
+
+
+def _says_it_went(event: Event, spec: ShardSpec) -> bool:
+    if not isinstance(event, NodeRegistered):
+        return False
+    return any((each.id, each.epoch, each.go) == (spec.id, spec.epoch, True) for each, _ in event.running)
+
+
 MOVES: tuple[Callable[[Move], Iterator[str]], ...] = (
     nothing_is_launched_where_it_may_not,
     nothing_is_launched_on_gpus_that_do_not_do,
@@ -354,6 +543,11 @@ MOVES: tuple[Callable[[Move], Iterator[str]], ...] = (
     the_brake_stops_and_moves_nothing,
     what_is_desired_is_well_formed,
     groups_of_ranks_are_joined_where_they_can_be,
+    what_answers_is_stopped_after_its_last_request,
+    our_own_doing_takes_no_service_down,
+    only_what_is_idle_makes_way,
+    what_is_held_starts_nothing,
+    groups_begin_together,
 )
 
 

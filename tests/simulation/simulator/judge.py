@@ -4,11 +4,22 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
-from llmgw.core.effects import Announce, Desire, Effect, WakeAt
-from llmgw.core.events import Event, NodeLost, NodeRegistered, NodeRemoved, NodeReported, Wakeup
+from llmgw.core.effects import Announce, Desire, Drain, Effect, WakeAt
+from llmgw.core.events import (
+    Demand,
+    Event,
+    NodeLost,
+    NodeRegistered,
+    NodeRemoved,
+    NodeReported,
+    ReplicaRecalled,
+    Wakeup,
+)
+from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.replica import ShardSpec
+from llmgw.core.replica import Replica, ReplicaId, ShardSpec, ShardState
 from simulator.books import Books
 from simulator.faults import Scenario, show
 from simulator.invariants import MOVES, STATE, Move, ShardTry, State
@@ -47,6 +58,12 @@ class Judge:
         self._known: set[ShardTry] = set()
         self._told: dict[NodeId, Desire] = {}
         self._lost_at: dict[NodeId, float] = {}
+        self._drained_at: dict[tuple[ReplicaId, int], float] = {}
+        self._demands: dict[ModelName, Demand] = {}
+        self._recalled: set[tuple[ReplicaId, int]] = set()
+        # who makes way for whom, until it has ended
+        self._evicted: dict[tuple[ReplicaId, int], ModelName] = {}
+        self.evictions = 0
 
     def note(self, text: str) -> None:
         """A line of the log."""
@@ -87,6 +104,10 @@ class Judge:
             case NodeRemoved(node=node_id):
                 self._told.pop(node_id, None)
                 self._lost_at.pop(node_id, None)
+            case Demand(model=model):
+                self._demands[model] = event
+            case ReplicaRecalled(replica=replica, epoch=epoch):
+                self._recalled.add((replica, epoch))
         self.moved = True
         self._state = None
         before = self._books
@@ -96,8 +117,11 @@ class Judge:
         desires = [effect for effect in effects if isinstance(effect, Desire)]
         for desire in desires:
             self.note(f"{desire.node} is to run {', '.join(map(_name, desire.shards)) or 'nothing'}")
-        if desires and self._checked and before is not None:
+        drains = [effect for effect in effects if isinstance(effect, Drain)]
+        if (desires or drains) and self._checked and before is not None:
             self._check_move(event, effects, before)
+        for drain in drains:
+            self._drained_at[drain.replica, drain.epoch] = self._clock()
         for desire in desires:
             self._told[desire.node] = desire
             self._known.update((spec.node, spec.id, spec.epoch) for spec in desire.shards)
@@ -107,6 +131,9 @@ class Judge:
         self._lost_at.clear()
         self._told.clear()
         self._known.clear()
+        for known in (self._drained_at, self._demands, self._evicted):
+            known.clear()
+        self._recalled.clear()
         self._books = None
         self._state = None
         self.moved = True
@@ -126,8 +153,11 @@ class Judge:
 
     def _now(self) -> State:
         if self._state is None:
-            self._state = self._look()
-            self._books = self._state.books
+            self._state = replace(self._look(), recalled=self._recalled)
+            self._books = books = self._state.books
+            if books is not None:
+                for key in [key for key in self._evicted if _is_over(books.find(*key))]:
+                    del self._evicted[key]
         return self._state
 
     def _check_move(self, event: Event, effects: list[Effect], before: Books) -> None:
@@ -144,14 +174,24 @@ class Judge:
             told=self._told,
             known=self._known,
             braked=self._is_braked(before),
+            drained_at=self._drained_at,
+            demands=self._demands,
+            evicted=self._evicted,
         )
         for invariant in MOVES:
             self.judge(f"{invariant.__name__} ({type(event).__name__})", invariant(move))
+        for victim, asker in move.evictions():
+            self.evictions += victim.state is ShardState.READY
+            self._evicted[victim.id, victim.epoch] = asker
 
     def _is_braked(self, before: Books) -> bool:
         """More than half of all nodes, and at least three, were lost lately; as the simulation counts."""
         recent = sum(self._clock() - at < self._brake_seconds for at in self._lost_at.values())
         return recent >= 3 and 2 * recent > len(before.hosts)
+
+
+def _is_over(replica: Replica | None) -> bool:
+    return replica is None or replica.state is ShardState.ENDED
 
 
 def _name(spec: ShardSpec) -> str:

@@ -24,9 +24,10 @@ GpuName = str
 
 
 class Process:
-    """An engine. ``holds_gb`` is what it takes of each of its GPUs; ``freed`` once that has been given back."""
+    """An engine. ``holds_gb`` is what it takes of each of its GPUs; ``freed`` once that has been given back. One that is
+    ``hung`` is ready as far as anybody sees, and answers nobody."""
 
-    __slots__ = ("alive", "asked_to_end", "cause", "conduct", "freed", "holds_gb", "pid", "ready", "spec")
+    __slots__ = ("alive", "asked_to_end", "cause", "conduct", "freed", "holds_gb", "hung", "pid", "ready", "spec")
 
     def __init__(self, pid: int, spec: ShardSpec, conduct: Conduct, holds_gb: dict[GpuName, float]) -> None:
         self.pid = pid
@@ -35,6 +36,7 @@ class Process:
         self.holds_gb = holds_gb
         self.alive = True
         self.ready = False
+        self.hung = False
         self.freed = False
         self.asked_to_end = False
         self.cause = ""
@@ -44,6 +46,8 @@ class Watcher(Protocol):
     """Whoever launched it is told what becomes of an engine."""
 
     def on_ready(self, process: Process) -> None: ...
+
+    def on_hung(self, process: Process) -> None: ...
 
     def on_exit(self, process: Process) -> None: ...
 
@@ -177,7 +181,7 @@ class Machine:
         """Start an engine; or why that can't be done."""
         if self.disk_full:
             return "the log file can't be written: no space left on device"
-        process = Process(next(self._pids), spec, draw_conduct(self._rng, self.moods), {})
+        process = Process(next(self._pids), spec, draw_conduct(self._rng, self.moods, spec), {})
         for name in spec.gpus or ():
             wants_gb = spec.profile.gpu_memory_gb or 0.9 * CARD_GB[self.shape.gpu_class]
             if self.free_gb(name) < wants_gb:
@@ -189,6 +193,8 @@ class Machine:
         self._loop.after(process.conduct.load_seconds, self._come_up, process)
         if process.conduct.lives_seconds < math.inf:
             self._loop.after(process.conduct.lives_seconds, self.die, process, "exited with code 1")
+        if process.conduct.hangs_seconds < math.inf:
+            self._loop.after(process.conduct.hangs_seconds, self._hang, process)
         return process
 
     def _come_up(self, process: Process) -> None:
@@ -201,6 +207,11 @@ class Machine:
         process.ready = True
         if self.watcher is not None:
             self.watcher.on_ready(process)
+
+    def _hang(self, process: Process) -> None:
+        process.hung = True
+        if self.watcher is not None and process.alive:
+            self.watcher.on_hung(process)
 
     def end(self, process: Process) -> None:
         """Ask an engine to end, as TERM does."""

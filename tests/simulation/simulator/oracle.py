@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from llmgw.core.model import ANY_CLASS, Model, Profile
+from llmgw.core.model import ANY_CLASS, Model, ModelName, Profile
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ReplicaId, ShardState
+from llmgw.core.rolling import defines
 from simulator.books import Books
 from simulator.site import CARD_GB
 from simulator.stage import Ground, Running
-from simulator.store import Store
+from simulator.store import Store, find_flaw
 
 
-def find_faults_at_rest(store: Store, machines: Mapping[NodeId, Ground], books: Books) -> Iterator[str]:
+# From the deadline of a drain: the last requests, and the engine's own time.
+CLEARED_SECONDS = 700.0
+
+
+def find_faults_at_rest(
+    store: Store, machines: Mapping[NodeId, Ground], books: Books, now: float = 0.0
+) -> Iterator[str]:
     """Each thing that is not as the catalog asks for."""
     running = [process for machine in machines.values() for process in machine.alive()]
     ready = _whole_replicas([process for process in running if process.ready])
@@ -23,11 +30,48 @@ def find_faults_at_rest(store: Store, machines: Mapping[NodeId, Ground], books: 
         routable = len(books.ready.get(model.name, ()))
         if have != routable:
             yield f"{have} replicas of {model.name} are ready, and requests go to {routable}"
+        launched = find_launched(model, store)
+        if launched is None or model.name in store.held:
+            continue
         if have < model.scaling.min:
-            place = find_place(model, store, machines)
+            place = find_place(launched, store, machines)
             if place is not None:
                 yield f"{have} replicas of {model.name} are ready, {model.scaling.min} are to be, and there is {place}"
+        yield from _outdated(model, launched, store, running)
+    yield from _undrained(store, machines, now)
     yield from _unwanted(store, running, books)
+
+
+def find_launched(model: Model, store: Store) -> Model | None:
+    """What its engines are to be started by: what is written, and where that is no good what served last; None where
+    nobody can tell."""
+    return model if find_flaw(model) is None else None
+
+
+def _outdated(model: Model, launched: Model, store: Store, running: list[Running]) -> Iterator[str]:
+    """A definition that is good is what everything runs by, in the place of the old where there is no other; but not
+    where nothing new may begin."""
+    for process in running:
+        spec = process.spec
+        mark = store.marks.get(spec.node)
+        closed = mark is not None and (mark.cordoned or mark.draining)
+        if spec.model.name == model.name and spec.count == 1 and not closed and not defines(launched, spec):
+            yield f"{spec.id} (epoch {spec.epoch}) runs on {spec.node} by an earlier definition"
+
+
+def _undrained(store: Store, machines: Mapping[NodeId, Ground], now: float) -> Iterator[str]:
+    """What is on a node that is drained waits for room, and not past the deadline."""
+    for node, mark in store.marks.items():
+        machine = machines.get(node)
+        if not mark.draining or machine is None:
+            continue
+        late = mark.drain_until is not None and now > mark.drain_until + CLEARED_SECONDS
+        for process in machine.alive():
+            model = store.models.get(process.spec.model.name)
+            launched = find_launched(model, store) if model is not None else None
+            place = find_place(launched, store, machines) if launched is not None else None
+            if late or place is not None:
+                yield f"{process.spec.id} still runs on {node}, which is drained, and there is {place}"
 
 
 def _whole_replicas(ready: list[Running]) -> dict[ReplicaId, Running]:
@@ -53,8 +97,10 @@ def _unwanted(store: Store, running: list[Running], books: Books) -> Iterator[st
         replicas.setdefault(spec.model.name, set()).add(spec.replica)
     for name, several in replicas.items():
         model = store.models.get(name)
-        if model is not None and len(several) > model.scaling.max:
-            yield f"{len(several)} replicas of {name} run, and {model.scaling.max} may"
+        # nobody has asked for anything for long
+        most = 0 if model is None or ModelName(name) in store.held else min(model.scaling.min, model.scaling.max)
+        if model is not None and len(several) > most:
+            yield f"{len(several)} replicas of {name} run, and {most} are to"
 
 
 def find_place(model: Model, store: Store, machines: Mapping[NodeId, Ground]) -> str | None:
@@ -74,11 +120,19 @@ def find_place(model: Model, store: Store, machines: Mapping[NodeId, Ground]) ->
     return None
 
 
+def find_place_on_demand(model: Model, store: Store, machines: Mapping[NodeId, Ground]) -> str | None:
+    """Room for the first replica of a model that loads on demand and may, in words; None where there is none."""
+    if not model.scaling.on_demand or model.name in store.held or find_launched(model, store) is None:
+        return None
+    return find_place(model, store, machines)
+
+
 def _room(profile: Profile, store: Store, machine: Ground) -> bool:
     """Whether one shard of this profile could run there now."""
     mark = store.marks.get(machine.id)
     labels: dict[str, str | None] = {**machine.shape.labels, **(mark.labels if mark else {})}
-    if (mark is not None and mark.cordoned) or any(labels.get(key) != value for key, value in profile.labels.items()):
+    closed = mark is not None and (mark.cordoned or mark.draining)
+    if closed or any(labels.get(key) != value for key, value in profile.labels.items()):
         return False
     taken_gb = sum(process.spec.profile.min_memory_gb or 0.0 for process in machine.alive())
     if machine.shape.memory_gb - taken_gb < (profile.min_memory_gb or 0.0):

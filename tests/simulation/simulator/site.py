@@ -10,6 +10,11 @@ from llmgw.core.node import NodeId
 
 ENGINE = "pretend"
 
+# How an argument begins that tells an engine what is wrong with it.
+FLAW = "--flaw="
+# The models whose definitions are in a file: what fails of them stays written there.
+DECLARED = frozenset({"pair", "either", "sole", "turn-b"})
+
 # What one card of a class has, in GB.
 CARD_GB = {"h100-80g": 80.0, "a100-40g": 40.0}
 
@@ -31,7 +36,8 @@ def node_name(number: int) -> NodeId:
     return NodeId(f"n{number:02d}" if number < 100 else f"n{number}")
 
 
-# Twelve nodes: two fabrics of large ones, small ones by themselves, and two without a GPU.
+# Twelve nodes: two fabrics of large ones, small ones by themselves, and two without a GPU. Some models have but one
+# seat among them.
 _PATTERN = (
     (8, "h100-80g", "ib-a", "east"),
     (8, "h100-80g", "ib-a", "east"),
@@ -40,11 +46,11 @@ _PATTERN = (
     (8, "h100-80g", "ib-b", "west"),
     (4, "a100-40g", None, "east"),
     (4, "a100-40g", None, "west"),
-    (4, "a100-40g", None, "west"),
+    (4, "a100-40g", None, "west", "sole"),
     (4, "a100-40g", "ib-c", "east"),
     (4, "a100-40g", "ib-c", "east"),
     (0, "", None, "east"),
-    (None, "", None, "west"),
+    (None, "", None, "west", "turns"),
 )
 
 
@@ -55,14 +61,14 @@ def site(nodes: int) -> tuple[Shape, ...]:
 
 def _shape(number: int) -> Shape:
     dozen, place = divmod(number, len(_PATTERN))
-    gpus, gpu_class, fabric, zone = _PATTERN[place]
+    gpus, gpu_class, fabric, zone, *seats = _PATTERN[place]
     return Shape(
         id=node_name(number),
         gpus=gpus,
         gpu_class=gpu_class,
         memory_gb=512.0 if gpus else 128.0,
         fabric=f"{fabric}{dozen or ''}" if fabric else None,
-        labels={"zone": zone},
+        labels={"zone": zone, "seat": seats[0]} if seats else {"zone": zone},
     )
 
 
@@ -70,6 +76,10 @@ def _model(name: str, least: int, most: int, *profiles: Profile) -> Model:
     scaling = Scaling(min=least, max=most)
     return Model(name=ModelName(name), source=f"/models/{name}.fake", scaling=scaling, profiles=profiles)
 
+
+# All of the one node that they may be on.
+_SOLE = Profile(name="sole", engine=ENGINE, gpu_class="a100-40g", tp=4, labels={"seat": "sole"})
+_IN_TURNS = Profile(name="turns", engine=ENGINE, min_memory_gb=100.0, labels={"seat": "turns"})
 
 _ON_H100 = Profile(name="h100", engine=ENGINE, gpu_class="h100-80g", startup_timeout_seconds=300.0)
 
@@ -98,6 +108,9 @@ MODELS: Mapping[str, Model] = {
             "couple", 1, 2, Profile(name="a100", engine=ENGINE, gpu_class="a100-40g", tp=2, startup_timeout_seconds=180)
         ),
         _model("lazy", 0, 2, _ON_H100),
+        _model("sole", 1, 1, _SOLE),
+        _model("turn-a", 0, 1, _IN_TURNS),
+        _model("turn-b", 0, 1, _IN_TURNS),
         _model("off", 0, 0, _ON_H100),
     )
 }

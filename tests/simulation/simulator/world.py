@@ -11,40 +11,47 @@ from typing import assert_never
 from llmgw.core.effects import Desire
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.replica import Replica, ShardSpec
+from llmgw.core.replica import Replica, ReplicaId, ShardSpec
 from simulator.agent import Agent
-from simulator.books import Books, read_books
+from simulator.books import Books, Reckoning, read_books
 from simulator.client import Clients
 from simulator.control import Control
 from simulator.faults import (
+    Act,
     AddModel,
     AgentCrash,
     BadEngines,
     ClockSkew,
     Cordon,
     DiskFull,
+    DrainNode,
     EditModel,
     EngineCrash,
     FabricDown,
     Fault,
     ForeignMemory,
+    Hold,
     Label,
     LinkBroken,
+    LoadModel,
     NodeCrash,
     Partition,
+    Recall,
     RemoveModel,
     RemoveNode,
+    Rollback,
     Scenario,
     ServerRestart,
     SlowLink,
     Storm,
+    Turns,
 )
 from simulator.invariants import State
 from simulator.judge import Broken, Judge
 from simulator.link import Link, Ways
 from simulator.loop import Loop, Standstill
 from simulator.machine import Machine
-from simulator.oracle import find_faults_at_rest, find_leftovers
+from simulator.oracle import find_faults_at_rest, find_leftovers, find_place_on_demand
 from simulator.site import MODELS, site
 from simulator.stage import Seen, Story, see
 from simulator.store import Rules, edit
@@ -53,6 +60,10 @@ from simulator.store import Rules, edit
 DEAD_SECONDS = 15.0
 # From the end of the last fault: the longest back-off, a load that takes its whole startup_timeout, and a brake.
 REST_SECONDS = 2700.0
+# By when somebody is served who asks for a model that loads on demand.
+PROBE_SECONDS = 600.0
+# From the end of the last model: the last requests, and the engines' own time.
+CLEAR_SECONDS = 900.0
 
 
 class World:
@@ -90,6 +101,7 @@ class World:
             [models[name] for name in names],
             done=self.judge.follow,
             stirred=self._stir,
+            drain=self._drain,
             hung_up=self._hang_up,
             pings=self._pings,
         )
@@ -124,6 +136,7 @@ class World:
         self.run(self.judge.scenario.hours * 3600.0)
         self.calm_down()
         self.rest()
+        self.probe()
         self.clear_away()
         return self
 
@@ -151,13 +164,28 @@ class World:
     def rest(self) -> None:
         """The faults are over: what is desired has to be so within a bounded time."""
         self.run_for(REST_SECONDS)
-        self.judge.judge("at rest", find_faults_at_rest(self.control.store, self.machines, self.books()))
+        self.judge.judge("at rest", find_faults_at_rest(self.control.store, self.machines, self.books(), self.now))
+
+    def probe(self) -> None:
+        """Each model that loads on demand, and can have room, serves somebody who asks for it."""
+        for name, model in sorted(self.control.store.models.items()):
+            place = find_place_on_demand(model, self.control.store, self.machines)
+            if place is None:
+                continue
+            before = self.clients.served[name]
+            self.clients.keep_asking(name, self.now + PROBE_SECONDS, 1.0)
+            until = self.now + PROBE_SECONDS
+            while self.now < until and self.clients.served[name] == before:
+                self.run_for(10.0)
+            if self.clients.served[name] == before:
+                self.judge.complain(f"{name} serves nobody who asks for it, and there is {place}")
+            self.run_for(PROBE_SECONDS + 60.0)
 
     def clear_away(self) -> None:
         """Remove all models: nothing may stay."""
         for name in [*self.control.store.models]:
             self.control.remove_model(name)
-        self.run_for(180.0)
+        self.run_for(CLEAR_SECONDS)
         self.judge.judge("all removed", find_leftovers(self.machines, self.books()))
 
     @property
@@ -191,6 +219,9 @@ class World:
             machines=self.machines,
             linked=linked,
             marks=self.control.store.marks,
+            in_flight=self.clients.in_flight,
+            now=self.loop.now,
+            reckoning=Reckoning(self.control.fleet, self.control.clock()) if self.control.up else None,
         )
 
     # -- nodes and their agents
@@ -254,6 +285,9 @@ class World:
     def _stir(self) -> None:
         self.clients.look_again()
 
+    def _drain(self, replica: ReplicaId, epoch: int, number: int) -> None:
+        self.clients.drain(replica, epoch, number)
+
     def _hang_up(self, link: Link) -> None:
         if not self.ways.is_cut(link.node):
             self.loop.after(0.05, self._settle, link)
@@ -305,10 +339,26 @@ class World:
             case ServerRestart():
                 self._stop_server()
                 self._later(fault, self._return_server)
-            case Storm(model=model, requests=requests, seconds=seconds):
+            case Storm(model=model, requests=requests, seconds=seconds, returns=returns, patience=patience):
                 for _ in range(requests):
-                    self.loop.after(self._storm_rng.uniform(0.0, seconds), self.clients.ask, model)
-            case AddModel() | RemoveModel() | EditModel() | Cordon() | Label() | RemoveNode():
+                    after = self._storm_rng.uniform(0.0, seconds)
+                    self.loop.after(after, self.clients.ask, model, returns, patience)
+            case Turns(models=models, seconds=seconds, apart=apart):
+                for model in models:
+                    self.clients.keep_asking(model, fault.at + seconds, apart)
+            case (
+                AddModel()
+                | RemoveModel()
+                | EditModel()
+                | Rollback()
+                | Hold()
+                | LoadModel()
+                | Recall()
+                | Cordon()
+                | DrainNode()
+                | Label()
+                | RemoveNode()
+            ):
                 if self.control.up:
                     self._operate(fault)
             case _:
@@ -341,11 +391,12 @@ class World:
             undo(*args)
 
     def calm_down(self) -> None:
-        """All faults that last end now."""
+        """All faults that last end now, and nobody goes on asking."""
+        self.clients.be_content()
         for number in range(len(self._lasting)):
             self._end_fault(number)
 
-    def _operate(self, act: AddModel | RemoveModel | EditModel | Cordon | Label | RemoveNode) -> None:
+    def _operate(self, act: Act) -> None:
         match act:
             case AddModel(model=name):
                 self.control.put_model(self._models[name])
@@ -354,8 +405,16 @@ class World:
             case EditModel(model=name):
                 model = self.control.store.models.get(name)
                 if model is not None:
-                    self.control.put_model(edit(model, act))
-            case Cordon() | Label():
+                    self.control.put_model(edit(model, act, self._models[name]))
+            case Rollback(model=name):
+                self.control.roll_back(name)
+            case Hold(model=name):
+                self.control.hold(name)
+            case LoadModel(model=name):
+                self.control.load(name)
+            case Recall(model=name, pick=pick):
+                self.control.recall(name, pick)
+            case Cordon() | DrainNode() | Label():
                 self.control.mark(act)
             case RemoveNode(node=node):
                 self.control.remove_node(NodeId(node))
@@ -447,4 +506,5 @@ def tell(story: Story, scenario: Scenario) -> None:
         world.run_for(seconds)
     world.calm_down()
     world.rest()
+    world.probe()
     world.clear_away()

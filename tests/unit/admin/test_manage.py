@@ -12,14 +12,20 @@ import trio
 from quart import typing as quart_typing
 from trio.testing import MockClock
 
-from llmgw.admin.manage import BODY_SECONDS, MAX_BODY_BYTES, create_app
+from llmgw.admin.manage import MAX_BODY_BYTES, create_app
 from llmgw.admin.management import Refused
+from llmgw.admin.reading import BODY_SECONDS
 from llmgw.admin.views import (
     AddedModel,
     DecisionView,
+    DefinitionView,
     EnginesView,
+    EventsView,
+    EventView,
     ExplanationView,
+    HistoryView,
     LeftOut,
+    LoadBegun,
     ModelDetail,
     ModelStatus,
     ModelView,
@@ -32,7 +38,9 @@ from llmgw.admin.views import (
     Removed,
     RemovedNode,
     ReplicaView,
+    RolledBack,
     StatusView,
+    Stopped,
     StoreView,
     ToolsChecked,
 )
@@ -55,6 +63,8 @@ REPLICA = ReplicaView(
     seconds_in_state=2.0,
 )
 
+# The rooms of the server that refuse an operator something.
+ACTING = ("acts", "defining", "holding", "marking", "names", "returning", "tools")
 EXPLAINED = ExplanationView(
     explanation=Explanation(model=ModelName("org/m"), placement=None, runner_up=None, candidates=(), unlock=None),
     wanted=1,
@@ -128,6 +138,35 @@ class Script:
     async def cordon(self, node: str, *, cordoned: bool) -> NodeMarks:
         self._note("cordon", node, cordoned)
         return NodeMarks(node=node, cordoned=cordoned, labels={}, known=True)
+
+    async def drain(self, node: str, *, deadline_seconds: float | None) -> NodeMarks:
+        self._note("drain", node, deadline_seconds)
+        return NodeMarks(node=node, cordoned=True, draining=True, labels={}, known=True, running=("rep-m-1",))
+
+    async def events(
+        self, *, after: int, wait_seconds: float = 0.0, model: str | None = None, node: str | None = None
+    ) -> EventsView:
+        self._note("events", after, wait_seconds, model, node)
+        happened = EventView(number=after + 1, at=1.5, what="ready", text="rep-m-1 is ready", model="org/m")
+        return EventsView(events=(happened,), last=after + 1, began=1.0)
+
+    async def history(self, name: str) -> HistoryView:
+        self._note("history", name)
+        return HistoryView(
+            model=name, definitions=(DefinitionView(number=1, at=1.5, origin=Origin.STORED, text="name: m"),)
+        )
+
+    async def rollback(self, name: str, number: int | None) -> RolledBack:
+        self._note("rollback", name, number)
+        return RolledBack(model=name, number=3, to=number or 1)
+
+    async def stop(self, name: str) -> Stopped:
+        self._note("stop", name)
+        return Stopped(model=name, running=("rep-m-1",))
+
+    async def load(self, name: str) -> LoadBegun:
+        self._note("load", name)
+        return LoadBegun(model=name, held=True, wanted=1)
 
     async def label(self, node: str, changes: Mapping[str, str | None]) -> NodeMarks:
         self._note("label", node, dict(changes))
@@ -220,12 +259,17 @@ async def test_models_are_added_removed_and_read_again(client: Client, script: S
     body = {"file": "m.yaml", "text": "name: m", "replace": True}
     added = await client.post("/models", json=body, headers=HERE)
     assert await added.get_json() == {
-        "models": [{"name": "m", "replaced": True, "runs": True, "not_in_effect": []}],
+        "models": [{"name": "m", "replaced": True, "runs": True, "rolls": False, "held": False, "not_in_effect": []}],
     }
     removed = await client.delete("/models/a%2Bb", headers=HERE)
     assert await removed.get_json() == {"name": "a+b"}
     reloaded = await client.post("/reload", headers=HERE)
-    assert await reloaded.get_json() == {"file": "server.yaml", "changed": ["models"], "needs_restart": []}
+    assert await reloaded.get_json() == {
+        "file": "server.yaml",
+        "changed": ["models"],
+        "needs_restart": [],
+        "failed": [],
+    }
     assert script.asked == [("add", "m.yaml", "name: m", True), ("remove", "a+b"), ("reload",)]
 
 
@@ -252,6 +296,7 @@ async def test_a_model_is_explained_by_a_name_with_a_slash(client: Client, scrip
         "missing": 0,
         "places": 0,
         "decisions": [],
+        "numbers": [],
     }
     await client.get("/placement/org%2Fm", headers=HERE)
     assert script.asked == [("explain", "org/m")] * 2
@@ -280,6 +325,7 @@ async def test_nodes_are_marked_and_removed(client: Client, script: Script) -> N
         "cordoned": True,
         "labels": {},
         "known": True,
+        "draining": False,
         "without": [],
         "running": [],
     }
@@ -291,18 +337,84 @@ async def test_nodes_are_marked_and_removed(client: Client, script: Script) -> N
 
 
 @pytest.mark.parametrize(
+    ("body", "asked"), [({}, None), ({"deadline_seconds": None}, None), ({"deadline_seconds": 600}, 600.0)]
+)
+async def test_a_node_is_drained_with_a_deadline_or_none(
+    client: Client, script: Script, body: dict[str, Any], asked: float | None
+) -> None:
+    told = await (await client.post("/nodes/n1/drain", json=body, headers=HERE)).get_json()
+    assert (told["node"], told["draining"], told["running"]) == ("n1", True, ["rep-m-1"])
+    assert script.asked == [("drain", "n1", asked)]
+
+
+async def test_models_are_stopped_and_loaded_and_have_earlier_definitions_again(client: Client, script: Script) -> None:
+    stopped = await client.post("/stop", json={"name": "org/m"}, headers=HERE)
+    assert await stopped.get_json() == {"model": "org/m", "running": ["rep-m-1"], "already": False}
+    loaded = await client.post("/load", json={"model": "org/m"}, headers=HERE)
+    assert (await loaded.get_json())["held"] is True
+    back = await client.post("/rollback", json={"model": "org/m", "number": 2}, headers=HERE)
+    assert await back.get_json() == {"model": "org/m", "number": 3, "to": 2, "rolls": False}
+    await client.post("/rollback", json={"model": "org/m"}, headers=HERE)
+    assert script.asked == [("stop", "org/m"), ("load", "org/m"), ("rollback", "org/m", 2), ("rollback", "org/m", None)]
+
+
+async def test_the_history_of_a_model_with_a_slash_is_answered(client: Client, script: Script) -> None:
+    told = await (await client.get("/history/org/history", headers=HERE)).get_json()
+    assert told["definitions"] == [
+        {"number": 1, "at": 1.5, "origin": "stored", "current": False, "serving": False, "text": "name: m"}
+    ]
+    assert script.asked == [("history", "org/history")]
+
+
+async def test_events_are_answered_after_a_number_and_of_what_is_asked_for(client: Client, script: Script) -> None:
+    told = await (await client.get("/events", headers=HERE)).get_json()
+    assert told == {
+        "events": [
+            {
+                "number": 1,
+                "at": 1.5,
+                "what": "ready",
+                "text": "rep-m-1 is ready",
+                "model": "org/m",
+                "lines": [],
+                "warning": False,
+            }
+        ],
+        "last": 1,
+        "began": 1.0,
+        "missed": 0,
+    }
+    await client.get("/events?after=7&wait=60&model=org%2Fm&node=n1", headers=HERE)
+    assert script.asked == [("events", 0, 0, None, None), ("events", 7, 60, "org/m", "n1")]
+
+
+@pytest.mark.parametrize("query", ["after=-1", "after=x", "wait=61", "wait=nan", "node=", "afer=1"])
+async def test_a_query_for_events_that_says_something_else_is_refused(
+    client: Client, script: Script, query: str
+) -> None:
+    error = await error_of(await client.get(f"/events?{query}", headers=HERE), 400)
+    assert (error["code"], script.asked) == ("invalid_request", [])
+
+
+@pytest.mark.parametrize(
     ("path", "body"),
     [
         ("/nodes/n1/cordon", b"{}"),
         ("/nodes/n1/cordon", b'{"cordoned": 1}'),
         ("/nodes/n1/cordon", b'{"cordoned": true, "why": "x"}'),
+        ("/nodes/n1/drain", b'{"deadline_seconds": "10m"}'),
+        ("/nodes/n1/drain", b'{"deadline": 600}'),
+        ("/stop", b'{"name": ""}'),
+        ("/load", b'{"name": "m"}'),
+        ("/rollback", b'{"model": "m", "number": 0}'),
+        ("/rollback", b'{"model": "m", "number": "2"}'),
         ("/nodes/n1/labels", b'{"labels": {"zone": 1}}'),
         ("/nodes/n1/labels", b'{"labels": ["zone"]}'),
         ("/placement", b'{"file": "", "text": "name: m"}'),
         ("/placement", b'{"file": "m.yaml"}'),
     ],
 )
-async def test_a_body_that_says_something_else_marks_nothing(
+async def test_a_body_that_says_something_else_does_nothing(
     client: Client, script: Script, path: str, body: bytes
 ) -> None:
     error = await error_of(
@@ -419,6 +531,10 @@ async def test_another_method_is_told_which_there_are(client: Client, method: st
         lambda client, headers: client.delete("/models/m", headers=headers),
         lambda client, headers: client.delete("/nodes/n1", headers=headers),
         lambda client, headers: client.post("/nodes/n1/cordon", json={"cordoned": True}, headers=headers),
+        lambda client, headers: client.post("/nodes/n1/drain", json={}, headers=headers),
+        lambda client, headers: client.post("/stop", json={"name": "m"}, headers=headers),
+        lambda client, headers: client.post("/rollback", json={"model": "m"}, headers=headers),
+        lambda client, headers: client.get("/events", headers=headers),
         lambda client, headers: client.post("/nodes/n1/labels", json={"labels": {"a": "b"}}, headers=headers),
         lambda client, headers: client.post("/placement", json={"file": "m", "text": ""}, headers=headers),
         lambda client, headers: client.get("/placement/m", headers=headers),
@@ -472,8 +588,7 @@ async def test_a_failure_that_is_meant_for_the_operator_is_told(client: Client, 
 def test_every_code_has_its_line_in_the_docs() -> None:
     root = Path(__file__).parents[3]
     server = root / "src/llmgw/server"
-    names = ("acts", "defining", "marking", "names", "tools")
-    rooms = [*(root / "src/llmgw/admin").glob("*.py"), *(server / f"{name}.py" for name in names)]
+    rooms = [*(root / "src/llmgw/admin").glob("*.py"), *(server / f"{name}.py" for name in ACTING)]
     codes = {code for room in rooms for code in re.findall(r'code="([a-z_]+)"', room.read_text())}
     page = (root / "docs/ctl.md").read_text()
     assert codes == set(re.findall(r"^\| [0-9]{3} \| `([a-z_]+)` \|", page, re.MULTILINE))

@@ -29,6 +29,7 @@ def test_what_is_not_known_is_absent() -> None:
         "state": "silent",
         "connected": False,
         "cordoned": False,
+        "draining": False,
         "memory_gb": 1.5,
         "replicas": [],
     }
@@ -50,6 +51,7 @@ def test_nothing_deeper_inside_is_null_either() -> None:
         "wanted": 0,
         "origin": "stored",
         "aliases": ["a"],
+        "held": False,
     }
     assert "gpu_class" not in told["definition"]["profiles"][0]
 

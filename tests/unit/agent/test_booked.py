@@ -7,7 +7,15 @@ from dataclasses import replace
 import pytest
 import trio
 
-from llmgw.agent.booked import GIVEN_BACK_SECONDS, GpuInUse, find_fabric, find_gpus, wait_given_back
+from llmgw.agent.booked import (
+    GIVEN_BACK_SECONDS,
+    GpuInUse,
+    RendezvousTaken,
+    check_rendezvous,
+    find_fabric,
+    find_gpus,
+    wait_given_back,
+)
 from llmgw.core.node import FabricFound, ForeignUse, Gpu, MigInstance
 from llmgw.engines.types import Fabric
 from llmgw.errors import EngineFailed
@@ -204,3 +212,16 @@ async def test_memory_that_does_not_come_back_is_told_of_and_not_waited_for_for_
     assert GIVEN_BACK_SECONDS <= trio.current_time() - began <= GIVEN_BACK_SECONDS + 1.0
     (told,) = caplog.records
     assert "70.0 GB of GPU-b are not given back after 10 s" in told.getMessage()
+
+
+@pytest.mark.parametrize(("rank", "is_refused"), [(0, True), (1, False)])
+def test_where_shards_meet_has_to_be_free_on_the_first_of_their_nodes(make_spec, tools, listener, rank, is_refused):
+    place = f"127.0.0.1:{listener.getsockname()[1]}"
+    spec = replace(make_spec(), rank=rank, count=2, rendezvous=place)
+    if is_refused:
+        with pytest.raises(RendezvousTaken, match=place) as caught:
+            check_rendezvous(spec, tools)
+        assert "the next try takes another port" in caught.value.remedy
+    else:
+        check_rendezvous(spec, tools)
+    check_rendezvous(replace(spec, rendezvous=None), tools)

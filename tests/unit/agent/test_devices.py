@@ -65,6 +65,17 @@ def make(settings, caplog):
     return make
 
 
+async def test_what_our_processes_held_at_the_last_look_is_remembered(make):
+    cards = Cards(gpus=(GPU,), held_gb={"GPU-1": {5: 0.25, 6: 0.5}})
+    devices = make(gpus=cards)
+    assert devices.recall_held_gb({5, 6}) is None
+    await devices.look_at_gpus()
+    cards.error = OSError("no")
+    await devices.look_at_gpus()
+    assert devices.recall_held_gb({5, 6}) == 0.75
+    assert devices.recall_held_gb({7}) is None
+
+
 async def test_what_the_source_says_is_what_there_is(make):
     cards = Cards(gpus=(GPU,), driver="580.1")
     devices = make(gpus=cards)

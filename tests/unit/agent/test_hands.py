@@ -24,7 +24,8 @@ from llmgw.errors import UsageError
 
 SIMULATION = Path(__file__).parents[2] / "simulation"
 UUIDS = ("GPU-a", "GPU-b", "GPU-c", "GPU-d")
-L, G, R, S, E = ShardState.LAUNCHING, ShardState.LOADING, ShardState.READY, ShardState.STOPPING, ShardState.ENDED
+P, D, G = ShardState.PREPARING, ShardState.PREPARED, ShardState.LOADING
+R, S, E = ShardState.READY, ShardState.STOPPING, ShardState.ENDED
 
 
 def make_spec(*, epoch: int = 1, number: int = 1, **changes: object) -> ShardSpec:
@@ -88,7 +89,10 @@ def play(simulated, link, engines, hands):
 
 
 def told(link, spec):
-    return list(dict.fromkeys(report.state for report in link.reports(spec)))
+    """The states of a shard, but for the one that a newer word may replace before it is sent: a launch takes no time
+    here."""
+    states = dict.fromkeys(report.state for report in link.reports(spec))
+    return [state for state in states if state is not ShardState.LAUNCHING]
 
 
 def test_a_whole_life_with_neither_thread_nor_process(play, link, hands, conducts):
@@ -107,7 +111,7 @@ def test_a_whole_life_with_neither_thread_nor_process(play, link, hands, conduct
             ended = await link.wait_state(spec, E)
             assert (ended.cause, ended.remedy) == ("the weights are corrupt", "fetch the weights again")
             assert 50.0 <= trio.current_time() <= 52.0
-            assert told(link, spec) == [L, G, R, S, E]
+            assert told(link, spec) == [P, G, R, S, E]
             link.desire(again)
             await link.wait_state(again, R)
             began = trio.current_time()
@@ -403,6 +407,80 @@ def test_a_group_that_had_ended_by_itself_keeps_its_cause(play, link, conducts, 
     play(story)
 
 
+@pytest.fixture
+def held_back(group):
+    """The same, before all of its replica are prepared."""
+    return replace(group(), go=False)
+
+
+def test_one_of_a_group_waits_for_the_word_as_long_as_it_takes_and_is_launched_once(play, link, hands, held_back):
+    let_go = replace(held_back, go=True)
+
+    async def story(serving):
+        async with serving():
+            link.desire(held_back)
+            await link.wait_state(held_back, D)
+            # far longer than its startup_timeout
+            await trio.sleep(10_000.0)
+            assert link.reports(held_back)[-1].progress == "waits until the other shards of rep-m-1 are prepared"
+            assert hands.running == []
+            link.desire(let_go)
+            began = trio.current_time()
+            ready = await link.wait_state(let_go, R)
+            assert began + 20.0 <= trio.current_time() <= began + 22.0
+            assert told(link, let_go) == [P, D, G, R]
+            link.desire(let_go)
+            await link.wait_applied()
+            await link.wait_lost_by_agent()
+            await link.wait(lambda: len(link.registrations()) == 2)
+            ((shard, report),) = link.registrations()[-1].running
+            assert (shard, report.pid) == (let_go, ready.pid)
+        # what it was told last is what the next agent knows of it
+        next_link = type(link)()
+        async with serving(next_link):
+            await next_link.wait(next_link.registrations)
+            ((shard, report),) = next_link.registrations()[0].running
+            assert (shard, report.pid) == (let_go, ready.pid)
+
+    play(story)
+
+
+def test_one_of_a_group_that_waits_can_be_stopped_and_gives_its_gpus_back(play, link, hands, held_back):
+    other = make_spec(number=2)
+
+    async def story(serving):
+        async with serving():
+            link.desire(held_back)
+            await link.wait_state(held_back, D)
+            assert other.gpus == held_back.gpus
+            link.desire(held_back, other)
+            await link.wait(lambda: link.reports(other) and link.reports(other)[-1].progress)
+            link.desire(other)
+            end = await link.wait_state(held_back, E)
+            assert (end.cause, told(link, held_back)[:2]) == (None, [P, D])
+            await link.wait_state(other, R)
+            assert [engine.shard for engine in hands.running] == [other.id]
+
+    play(story)
+
+
+def test_an_agent_that_dies_while_one_of_a_group_waits_leaves_nothing_of_it(play, link, hands, held_back):
+    async def story(serving):
+        async with serving():
+            link.desire(held_back)
+            await link.wait_state(held_back, D)
+        assert (hands.running, hands.state.records) == ([], {})
+        next_link = type(link)()
+        async with serving(next_link):
+            await next_link.wait(next_link.registrations)
+            assert next_link.registrations()[0].running == ()
+            next_link.desire(replace(held_back, go=True))
+            await next_link.wait_state(held_back, R)
+            assert told(next_link, held_back) == [P, G, R]
+
+    play(story)
+
+
 def test_a_gpu_is_waited_for_until_the_shard_that_has_it_is_gone(play, link, hands, conducts):
     deaf, late = make_spec(), make_spec(number=2, epoch=2)
     conducts[1] = {"deaf": True}
@@ -419,7 +497,7 @@ def test_a_gpu_is_waited_for_until_the_shard_that_has_it_is_gone(play, link, han
             assert [engine.shard for engine in hands.running] == [deaf.id]
             await link.wait_state(deaf, E)
             await link.wait_state(late, R)
-            assert told(link, late) == [L, G, R]
+            assert told(link, late) == [P, G, R]
             assert link.reports(late)[-1].progress is None
             assert [engine.shard for engine in hands.running] == [late.id]
 

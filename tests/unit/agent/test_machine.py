@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
+from pathlib import Path
 
 import pytest
 import trio
@@ -13,6 +15,7 @@ from llmgw.agent.machine import Machine
 from llmgw.engines.types import Command
 from llmgw.host.http import REFUSED
 from llmgw.host.ports import is_free
+from llmgw.host.usage import Usage
 
 
 @pytest.fixture
@@ -47,6 +50,17 @@ async def test_what_blocks_is_done_in_a_thread(machine):
     assert await machine.run(max, 1, 2) == 2
 
 
+async def test_all_processes_of_an_engine_are_measured_together(machine, tools, start):
+    process = start("sleep 1000 & sleep 1000 & wait")
+    usage = Usage()
+    with trio.fail_after(60):
+        while len(usage.pids) < 3:
+            usage = await machine.measure(tools, process)
+    assert process.pid in usage.pids
+    assert 0 < usage.memory_gb < 0.1
+    assert usage.gpu_gb is None
+
+
 async def test_an_engine_begins_a_log_of_its_own(machine, start):
     path = machine.state.logs / "shd.log"
     with trio.fail_after(60):
@@ -57,8 +71,22 @@ async def test_an_engine_begins_a_log_of_its_own(machine, start):
     assert machine.state.open_log(path, str.upper).read_last(5) == ("TWO",)
 
 
+SLEEP = "exec sleep 600"
+
+
+def wait_for_sleep(pid):
+    """Until it is past all that it executes, and has what the kernel lays out for it."""
+    folder = Path("/proc") / str(pid)
+    deadline = time.monotonic() + 60
+    while not ((folder / "cmdline").read_bytes().startswith(b"sleep\0") and (folder / "environ").read_bytes()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def test_what_has_its_kill_already_is_not_found(machine, start):
-    process, other = start("exec sleep 600"), start("exec sleep 600")
+    process, other = start(SLEEP), start(SLEEP)
+    for each in (process, other):
+        wait_for_sleep(each.pid)
     os.kill(process.pid, signal.SIGKILL)
     found = machine.find_marked(machine.state.marker_prefix())
     assert [stat.pid for stat in found] == [other.pid]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -16,6 +17,7 @@ from pathlib import Path
 import pytest
 import trio
 
+from llmgw.agent.pulse import REMEDY
 from llmgw.agent.shards import CAUSE_LINES, SHOWN_LINES, run_shard
 from llmgw.core.model import Lora, ModelName, Task
 from llmgw.core.node import FabricFound, ForeignUse, Gpu
@@ -25,10 +27,12 @@ from llmgw.host.gpus import GpusFound
 from llmgw.host.http import get
 from llmgw.host.ports import Ports
 from llmgw.host.process import read_stat
+from llmgw.host.usage import Usage
 
 pytestmark = pytest.mark.slow
 
-L, G, R, S, E = ShardState.LAUNCHING, ShardState.LOADING, ShardState.READY, ShardState.STOPPING, ShardState.ENDED
+P, L, G = ShardState.PREPARING, ShardState.LAUNCHING, ShardState.LOADING
+R, S, E = ShardState.READY, ShardState.STOPPING, ShardState.ENDED
 
 
 class Life:
@@ -89,7 +93,7 @@ async def test_a_life_from_launch_to_stop(tools, make_spec):
         assert (await get("127.0.0.1", ready.endpoint.port, "/health")).status == 200
         (record,) = tools.state.read()
         assert (record.pid, record.port) == (ready.pid, ready.endpoint.port)
-    assert life.states() == [L, G, R, S, E]
+    assert life.states() == [P, L, G, R, S, E]
     assert life.said[-1].cause is None
     assert is_gone(ready.pid)
     assert tools.state.read() == []
@@ -136,7 +140,7 @@ async def test_a_dead_engine_names_its_cause(tools, make_spec):
     assert end.cause == "the weights are corrupt"
     assert end.lines == tuple(lines)
     assert end.endpoint is None
-    assert life.states() == [L, G, S, E]
+    assert life.states() == [P, L, G, S, E]
 
 
 async def test_its_last_words_count_when_there_is_no_better_line(tools, make_spec):
@@ -509,6 +513,125 @@ async def test_a_silent_engine_is_told_of(tools, make_spec):
     assert said.progress == "runs, but does not answer at its health check (3 times in a row)"
 
 
+# A suspicion comes at once, and what is no sign of life is not waited for; measured at each poll.
+HASTY = {"health_limit": 0.5, "suspect": 0.5, "canary": 1.0, "canary_blind": 2.0, "computing": 0.0, "measure": 0.0}
+
+
+def hasten(tools, **pace):
+    settings = tools.settings
+    return replace(tools, settings=replace(settings, pace=replace(settings.pace, **{**HASTY, **pace})))
+
+
+@asynccontextmanager
+async def asking(port):
+    """A client whose request is in the engine, and is not answered."""
+    body = b'{"max_tokens": 1, "messages": []}'
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(body)}\r\n\r\n"
+        await stream.send_all(head.encode() + body)
+        yield
+
+
+async def test_an_engine_that_computes_nothing_while_requests_wait_is_hung(tools, make_spec):
+    async with living(make_spec("--behave", "hung", "--print-line", "last"), hasten(tools)) as life:
+        ready = await life.wait_state(R)
+        async with asking(ready.endpoint.port):
+            end = await life.wait_state(E)
+    assert re.fullmatch(
+        r"hung: a request waits and nothing was computed for \d+ s, and it did not answer a request for one token",
+        end.cause,
+    )
+    assert end.kind == CauseKind.HUNG
+    assert end.remedy == REMEDY
+    assert "last" in end.lines
+    assert any("asked for one token: a request waits" in (report.progress or "") for report in life.said)
+    assert life.states() == [P, L, G, R, S, E]
+    assert is_gone(ready.pid)
+
+
+async def test_an_engine_that_is_stopped_in_its_tracks_is_hung_and_cleared_away(tools, make_spec):
+    async with living(make_spec(), hasten(tools)) as life:
+        ready = await life.wait_state(R)
+        os.kill(ready.pid, signal.SIGSTOP)
+        end = await life.wait_state(E)
+    assert end.cause.startswith("hung: its health check had no good answer for")
+    assert end.kind == CauseKind.HUNG
+    assert is_gone(ready.pid)
+
+
+async def test_a_busy_engine_that_answers_nobody_lives(tools, make_spec):
+    async with living(make_spec("--behave", "busy"), hasten(tools, health_limit=1000)) as life:
+        ready = await life.wait_state(R)
+        async with asking(ready.endpoint.port):
+            first = (await life.wait(lambda report: report.load.running == 1)).load.steps
+            # A hundred of them a second: longer than any patience here.
+            await life.wait(lambda report: (report.load.steps or 0) > first + 250)
+        assert life.said[-1].state is R
+        assert not is_gone(ready.pid)
+
+
+async def test_an_engine_that_hung_for_a_moment_lives(tools, make_spec):
+    async with living(make_spec(), hasten(tools, canary=1000, canary_blind=1000)) as life:
+        ready = await life.wait_state(R)
+        await post(ready.endpoint.port, "/fake/mode", b'{"mode": "hung"}')
+        async with asking(ready.endpoint.port):
+            await life.wait(lambda report: "asked for one token" in (report.progress or ""))
+            await post(ready.endpoint.port, "/fake/mode", b'{"mode": ""}')
+            assert (await life.wait(lambda report: report.progress is None)).state is R
+
+
+async def test_an_idle_group_is_asked_for_a_token_now_and_then(tools, make_spec):
+    async with living(
+        replace(make_spec(), count=2), hasten(tools, idle=0.5, canary=1000, canary_blind=1000, health_limit=1000)
+    ) as life:
+        await life.wait_state(R)
+        # Each is seven tokens of prompts.
+        assert (await life.wait(lambda report: (report.load.prompt_tokens or 0) >= 3 * 7)).state is R
+
+
+async def test_an_idle_group_that_has_lost_a_rank_is_hung(tools, make_spec, tmp_path):
+    mode = tmp_path / "mode"
+    spec = replace(make_spec("--behave-file", str(mode)), count=2)
+    async with living(spec, hasten(tools, idle=0.5)) as life:
+        await life.wait_state(R)
+        mode.write_text("hung")
+        end = await life.wait_state(E)
+    assert end.cause.startswith("hung: ")
+    assert end.kind == CauseKind.HUNG
+
+
+async def test_what_a_launch_has_shown_is_told_with_the_word_that_it_is_ready(tools, make_spec):
+    async with living(make_spec("--load-seconds", "0.3", "--hold-mb", "150"), tools) as life:
+        ready = await life.wait_state(R)
+    assert ready.measured.version == "1.0"
+    assert ready.measured.load_seconds >= 0.3
+    assert 0.15 < ready.measured.memory_gb < 0.4
+    assert ready.measured.gpu_gb is None
+
+
+async def test_what_has_grown_since_is_told_again(make_spec, with_hands):
+    takes = iter([(1.0, None), (1.05, 20.0), (1.05, 20.1), (1.05, 60.0)])
+    last = Usage()
+
+    async def measure(tools, process):
+        nonlocal last
+        memory_gb, gpu_gb = next(takes, (last.memory_gb, last.gpu_gb))
+        last = Usage(pids=frozenset({process.pid}), memory_gb=memory_gb, gpu_gb=gpu_gb)
+        return last
+
+    async with living(make_spec(), hasten(with_hands(measure=measure), suspect=1000)) as life:
+        await life.wait(lambda report: report.measured is not None and report.measured.gpu_gb == 60.0)
+    told = dict.fromkeys((said.measured.memory_gb, said.measured.gpu_gb) for said in life.said if said.measured)
+    assert list(told)[-2:] == [(1.05, 20.0), (1.05, 60.0)] or list(told)[-1:] == [(1.05, 60.0)]
+
+
+async def test_one_of_a_group_that_serves_nobody_tells_what_it_holds_and_no_time(tools, make_spec):
+    spec = replace(make_spec("--hold-mb", "400"), rank=1, count=2, rendezvous="127.0.0.1:1")
+    async with living(spec, hasten(tools)) as life:
+        said = await life.wait(lambda report: report.measured is not None and (report.measured.memory_gb or 0) > 0.25)
+    assert said.measured.load_seconds is None
+
+
 async def change_health(port, body):
     await post(port, "/fake/health", body)
 
@@ -540,7 +663,7 @@ async def test_an_engine_whose_port_was_taken_gets_another_in_the_same_try(tools
             (tmp_path / "taken").touch()
             ready = await life.wait_state(R)
     assert ready.endpoint.port == first + 1
-    assert life.states() == [L, G, R, S, E]
+    assert life.states() == [P, L, G, R, S, E]
     assert tools.ports.take() == first + 2
 
 
@@ -583,7 +706,7 @@ async def test_without_a_free_port_the_shard_ends(tools, make_spec, listener):
 async def test_a_source_that_can_not_be_used_ends_the_shard(tools, make_spec, source, cause):
     end, life = await run_to_end(make_spec(source=source), tools)
     assert cause in end.cause
-    assert life.states() == [L, E]
+    assert life.states() == [P, E]
 
 
 async def test_the_sources_of_what_comes_with_the_weights_are_looked_at_too(tools, make_spec):
@@ -678,7 +801,7 @@ async def test_another_program_holds_the_card_and_the_engine_is_not_started(make
     notebook = ForeignUse(memory_gb=72.0, pid=4711, name="jupyter")
     tools = with_hands(look_at_gpus=see("GPU-a", foreign=(notebook,)))
     end, life = await run_to_end(replace(make_spec(), gpus=("GPU-a",)), tools)
-    assert life.states() == [L, E]
+    assert life.states() == [P, E]
     assert "in use by pid 4711 (jupyter): 72.0 GB" in end.cause
     assert (end.kind, end.remedy) == (CauseKind.GPU_IN_USE, "end what uses it")
 
@@ -716,7 +839,7 @@ async def test_a_program_that_can_not_run_is_not_launched(tools, make_spec, tmp_
     end, life = await run_to_end(make_spec(), replace(tools, settings=settings))
     assert end.cause == f"{program} can't run Fake engine: the shared library libgomp.so.1 is missing"
     assert end.remedy == "on Debian and Ubuntu: apt install libgomp1"
-    assert life.states() == [L, E]
+    assert life.states() == [P, E]
     assert any(report.progress == f"{program} is being checked" for report in life.said)
     _, life = await run_to_end(make_spec(epoch=2), replace(tools, settings=settings))
     assert not any(report.progress for report in life.said)
@@ -728,7 +851,7 @@ async def test_a_profile_that_does_not_fit_the_release_here_is_not_launched(tool
 
     end, life = await run_to_end(make_spec(), alter(validate=validate))
     assert end.cause == "profile p does not fit Fake engine 1.0 on this node: args: --old is gone in 1.0"
-    assert life.states() == [L, E]
+    assert life.states() == [P, E]
 
 
 async def test_a_flag_that_its_help_does_not_list_is_warned_of_and_passed(tools, make_spec, tmp_path, caplog):

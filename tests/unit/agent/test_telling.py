@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmgw.agent.telling import WORDS_CHARS, Telling, first_report
-from llmgw.core.replica import Endpoint, Load, ShardState
+from llmgw.core.replica import Endpoint, Load, Measured, ShardState
 
 ENDPOINT = Endpoint(host="127.0.0.1", port=1, served_name="m")
 
@@ -28,6 +28,13 @@ def test_the_same_is_not_told_twice(telling, said):
     telling.load(Load())
     assert [(report.state, report.progress) for report in said] == [("loading", None), ("loading", "half")]
     assert {report.epoch for report in said} == {4}
+
+
+def test_what_a_launch_has_shown_is_told_and_stays_with_it(telling, said):
+    telling.measured(Measured(load_seconds=3.0))
+    telling.measured(Measured(load_seconds=3.0))
+    telling.state(ShardState.READY)
+    assert [report.measured for report in said] == [Measured(load_seconds=3.0)] * 2
 
 
 def test_a_step_forgets_what_was_said_of_the_one_before(telling, said):

@@ -90,7 +90,7 @@ async def test_an_engine_that_is_slow_to_tell_its_version_delays_nothing_but_its
         (found,) = (each for each in link.registrations()[0].node.engines if each.engine == "fake")
         assert (found.checked, found.version) == (False, None)
         link.desire(spec)
-        await link.wait_state(spec, ShardState.LAUNCHING)
+        await link.wait_state(spec, ShardState.PREPARING)
         await link.wait(lambda: told(False))
         assert ShardState.LOADING not in [report.state for report in link.reports(spec)]
         slow_program.with_name("tell").touch()

@@ -95,8 +95,19 @@ def test_keys_without_effect_are_named_once(tmp_path: Path) -> None:
         "profiles.weight",
         "over_limit",
         "prices",
-        "scaling.idle_timeout",
     )
+
+
+def test_scaling_is_read_whole_and_what_is_left_out_is_usual(tmp_path: Path) -> None:
+    def read(scaling: str) -> Scaling:
+        (definition,) = load_definitions(written(tmp_path, f"{SMALL}scaling: {scaling}\n"), ENGINES)
+        assert definition.not_in_effect == ()
+        return definition.model.scaling
+
+    assert read("{min: 1, max: 4, idle_timeout: 90s, target: 2}") == Scaling(
+        min=1, max=4, idle_timeout_seconds=90.0, target=2
+    )
+    assert read("{max: 1}") == Scaling(min=0, max=1, idle_timeout_seconds=900.0, target=8)
 
 
 @pytest.mark.parametrize(
@@ -139,6 +150,7 @@ def test_everything_that_is_missing_is_named(tmp_path: Path) -> None:
         ("scaling: {min: 1}", "/m.yaml:4:11 scaling.min: 1 is more than max, which is 0; write both"),
         ("scaling: {min: 1, mx: 1, max: 1}", "/m.yaml:4:19 scaling.mx: unknown key (max?)"),
         ("scaling: {max: 1, idle_timeout: 0}", "/m.yaml:4:19 scaling.idle_timeout: must be more than 0"),
+        ("scaling: {max: 1, target: 0}", "/m.yaml:4:19 scaling.target: must be from 1 to 100000, not 0"),
         ("context_length: 0", "/m.yaml:4:1 context_length: must be from 1 to 100000000, not 0"),
         ("{context_length: 8, max_output: 9}", ""),
         ("aliases: [m]", "/m.yaml:4:1 aliases: 'm' is taken already by the name, alias or adapter at /m.yaml:1:1"),

@@ -1,4 +1,4 @@
-"""Makes the machines that are made up for placement importable for its tests."""
+"""Makes the fleets and machines that are made up for the tests of the core importable."""
 
 from __future__ import annotations
 

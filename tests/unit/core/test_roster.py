@@ -95,14 +95,6 @@ def test_room_is_booked_until_the_end() -> None:
     assert not roster.idle()
 
 
-def test_a_new_epoch_takes_the_place_of_one_that_ended_and_of_no_other() -> None:
-    roster = Roster()
-    roster.put(a_life(1, epoch=1, state=ShardState.ENDED))
-    roster.put(a_life(1, epoch=2, state=ShardState.STOPPING))
-    roster.put(a_life(1, epoch=3))
-    assert [life.key[1] for life in roster.of(NAME)] == [2, 3]
-
-
 def test_epochs_go_on_from_the_highest_that_was_seen() -> None:
     roster = Roster()
     name = replica_id(NAME, 1)

@@ -7,21 +7,25 @@ from llmgw.core.scaling import Failures, backoff_seconds, fail, wanted
 
 
 @pytest.mark.parametrize(
-    ("least", "most", "demand", "replicas"),
+    ("least", "most", "used", "settled", "replicas"),
     [
-        (0, 0, False, 0),
-        (0, 0, True, 0),
-        (0, 1, False, 0),
-        (0, 1, True, 1),
-        (1, 1, False, 1),
-        (1, 3, True, 1),
-        (2, 3, True, 2),
-        (3, 2, False, 2),
+        (0, 0, False, 0, 0),
+        (0, 0, True, 3, 0),
+        (0, 1, False, 0, 0),
+        (0, 3, False, 2, 0),
+        (0, 1, True, 0, 1),
+        (0, 3, True, 2, 2),
+        (0, 3, True, 9, 3),
+        (1, 1, False, 0, 1),
+        (1, 3, True, 0, 1),
+        (1, 3, False, 2, 2),
+        (2, 3, True, 9, 3),
+        (3, 2, False, 0, 2),
     ],
 )
-def test_how_many_replicas_are_wanted(least: int, most: int, demand: bool, replicas: int) -> None:
+def test_how_many_replicas_are_wanted(least: int, most: int, used: bool, settled: int, replicas: int) -> None:
     model = Model(name=ModelName("m"), source="/m.gguf", scaling=Scaling(min=least, max=most))
-    assert wanted(model, demand=demand) == replicas
+    assert wanted(model, used=used, settled=settled) == replicas
 
 
 def test_the_wait_doubles_from_five_seconds_to_five_minutes() -> None:

@@ -49,6 +49,37 @@ def broken(found: GpusFound) -> dict[str, str | None]:
     return {gpu.uuid: gpu.broken for gpu in found.gpus}
 
 
+def test_what_processes_hold_of_a_card_is_told_by_pid():
+    cards = (
+        a_card(
+            1, used_bytes=70 * GB, holders=(Holder(pid=5, memory_bytes=40 * GB), Holder(pid=6, memory_bytes=20 * GB))
+        ),
+        a_card(
+            2, used_bytes=50 * GB, holders=(Holder(pid=5, memory_bytes=45 * GB), Holder(pid=7, memory_bytes=1 * GB))
+        ),
+    )
+    found = a_reader(Told(Survey(cards=cards))).read({5, 6})
+    assert found.held_gb == {"GPU-1": {5: 40.0, 6: 20.0}, "GPU-2": {5: 45.0, 7: 1.0}}
+    assert found.find_most_held_gb({5, 6}) == 60.0
+    assert found.find_most_held_gb({5}) == 45.0
+    assert found.find_most_held_gb({9}) is None
+
+
+@pytest.mark.parametrize(
+    ("sizes", "used_gb", "held"),
+    [
+        ((None, 10), 50, {1: 40.0, 2: 10.0}),
+        ((None, 10), 5, {1: 0.0, 2: 10.0}),
+        ((None, None), 50, {}),
+        ((None,), None, {}),
+    ],
+)
+def test_one_whose_size_the_driver_does_not_tell_has_what_is_left(sizes, used_gb, held):
+    holders = (Holder(pid=pid, memory_bytes=size and size * GB) for pid, size in enumerate(sizes, start=1))
+    card = a_card(1, used_bytes=used_gb and used_gb * GB, holders=tuple(holders))
+    assert a_reader(Told(Survey(cards=(card,)))).read({1}).held_gb == {"GPU-1": held}
+
+
 def test_a_card_is_told_as_the_server_wants_it():
     card = a_card(
         1,

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from llmgw.errors import EngineFailed
-from llmgw.host.ports import Ports, is_foreign, is_free
+from llmgw.host.ports import Ports, is_foreign, is_free, is_taken
 
 
 @pytest.fixture
@@ -23,6 +23,29 @@ def find_range(count):
         if all(is_free(port) for port in range(first, first + count)):
             return first, first + count - 1
     raise AssertionError("no free ports on this machine")
+
+
+def test_a_place_is_taken_while_another_listens_there(listener):
+    port = listener.getsockname()[1]
+    assert is_taken(f"127.0.0.1:{port}")
+    listener.close()
+    assert not is_taken(f"127.0.0.1:{port}")
+
+
+def test_a_place_of_ip_6_is_taken_while_another_listens_there():
+    with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(("::1", 0))
+        except OSError:
+            pytest.skip("this machine has no IPv6")
+        listener.listen()
+        assert is_taken(f"[::1]:{listener.getsockname()[1]}")
+
+
+# Of documentation's own network, a name, and what is no place at all.
+@pytest.mark.parametrize("place", ["192.0.2.1:29500", "[2001:db8::1]:29500", "node-7.example:29500", "x", "a:b", "."])
+def test_a_place_that_can_not_be_tried_is_not_called_taken(place):
+    assert not is_taken(place)
 
 
 def test_a_port_is_never_given_twice():

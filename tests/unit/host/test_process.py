@@ -6,6 +6,7 @@ import errno
 import functools
 import os
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -15,6 +16,7 @@ from llmgw.engines.types import Command
 from llmgw.host.process import (
     NoOutput,
     Silence,
+    _may_begin,
     advise_exit,
     describe_exit,
     find_marked,
@@ -274,6 +276,35 @@ async def test_the_marker_is_read_back(start, wait_for_line, tmp_path):
     await wait_for_line("up")
     assert read_marker(process.pid) == f"{tmp_path}:shd-x:0"
     assert read_marker(2**22 - 7) is None
+
+
+@pytest.fixture
+def execs(tmp_path):
+    """A program that does nothing but execute itself again and again."""
+    script = tmp_path / "again"
+    script.write_text('#!/bin/sh\nexec "$0"\n')
+    script.chmod(0o700)
+    process = start_process(Command(argv=(str(script),)), log=tmp_path / "log", marker=f"{tmp_path}:shd-x:0")
+    yield process
+    os.kill(process.pid, signal.SIGKILL)
+    os.waitpid(process.pid, 0)
+    process.close()
+
+
+@pytest.mark.slow
+def test_the_marker_of_what_is_just_being_executed_is_read(execs):
+    assert {read_marker(execs.pid) for _ in range(2000)} == {execs.marker}
+    assert {tuple(find_marked(execs.marker).values()) for _ in range(20)} == {(execs.marker,)}
+
+
+def test_what_has_no_environment_is_not_waited_for(tmp_path):
+    with subprocess.Popen(["/usr/bin/env", "-i", "/bin/cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as bare:
+        # it has begun once it answers
+        bare.stdin.write(b"up\n")
+        bare.stdin.flush()
+        assert bare.stdout.readline() == b"up\n"
+        assert not _may_begin(bare.pid)
+        assert read_marker(bare.pid) is None
 
 
 def test_a_program_that_is_not_there_raises_and_leaves_no_file_open(tmp_path):

@@ -20,6 +20,7 @@ from llmgw.engines.registry import Engine, open_engine
 from llmgw.errors import ConfigError, LlmgwError, Problem
 from llmgw.server.acts import ACT_SECONDS
 from llmgw.server.defining import Defining, Reread
+from llmgw.server.history import Histories, HistoryStore
 from llmgw.server.scheduler import Scheduler
 
 WHEN = 1_700_000_000.0
@@ -107,7 +108,7 @@ def declared(name: str, alias: str | None = None) -> tuple[Definition, ...]:
 class Bench:
     """The models' definitions, with what they stand on."""
 
-    def __init__(self, store: Store, written: tuple[Definition, ...]) -> None:
+    def __init__(self, store: Store, written: tuple[Definition, ...], history: HistoryStore) -> None:
         self.store = store
         self.scheduler = Scheduler(Fleet())
         self.reread: Reread | ConfigError | None = None
@@ -116,6 +117,7 @@ class Bench:
             self.scheduler,
             engines=ENGINES,
             store=store,
+            histories=Histories(history, wall=lambda: WHEN),
             declared=written,
             reread=self._reread,
             wall=lambda: WHEN,
@@ -145,9 +147,9 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def make(nursery: trio.Nursery) -> Make:
+def make(nursery: trio.Nursery, a_store: Any) -> Make:
     async def made(store: Store | None = None, written: tuple[Definition, ...] = ()) -> Bench:
-        bench = Bench(store or Store(), written)
+        bench = Bench(store or Store(), written, a_store.history)
         await nursery.start(bench.scheduler.serve)
         await bench.defining.load()
         await bench.settled()
@@ -178,7 +180,7 @@ async def test_a_model_that_is_added_is_stored_and_known(make: Make) -> None:
     bench = await make()
     text = text_of("new", more="  weight: 2\n")
     (added,) = await bench.defining.add("m.yaml", text, replace=False)
-    assert added == AddedModel(name="new", replaced=False, runs=True, not_in_effect=("profiles.weight",))
+    assert added == AddedModel(name="new", replaced=False, runs=True, number=1, not_in_effect=("profiles.weight",))
     assert bench.store.kept["new"].text == text
     assert bench.store.when == [WHEN]
     assert await bench.settled() == ["new"]

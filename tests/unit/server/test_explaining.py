@@ -11,9 +11,10 @@ import pytest
 
 from llmgw.admin.views import DecisionView, ExplanationView, encode
 from llmgw.config.definition import Definition, parse_definitions
-from llmgw.core.effects import Desire
-from llmgw.core.events import CatalogChanged, NodeRegistered, NodesExpected, ShardChanged
-from llmgw.core.fleet import STOPPING_SECONDS, Fleet
+from llmgw.core.crews import STOPPING_SECONDS
+from llmgw.core.effects import Desire, Drain
+from llmgw.core.events import CatalogChanged, Drained, NodeRegistered, NodesExpected, ShardChanged
+from llmgw.core.fleet import Fleet
 from llmgw.core.hosts import Standing
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import Gpu, Node, NodeId
@@ -157,7 +158,10 @@ def test_what_is_on_its_way_out_is_seen_as_such_for_a_while(running: Running) ->
     definition = written(more="  gpu_class: h100-80g\n  tp: 2\n  min_memory_gb: 3\n")
     fleet = running(definition, count=2)
     assert see_hosts(fleet.statistics(NOW), NOW)[0].leaving == {}
-    fleet.handle(CatalogChanged(models=()), NOW + 10.0)
+    effects = fleet.handle(CatalogChanged(models=()), NOW + 9.0)
+    assert see_hosts(fleet.statistics(NOW), NOW + 9.0)[0].leaving == {"rep-tiny-1": 3.0}, "it answers its last requests"
+    (drain,) = (effect for effect in effects if isinstance(effect, Drain))
+    fleet.handle(Drained(replica=drain.replica, epoch=drain.epoch, number=drain.number), NOW + 10.0)
     (host,) = see_hosts(fleet.statistics(NOW), NOW + 20.0)
     assert host.leaving == {"rep-tiny-1": 3.0}
     assert see_hosts(fleet.statistics(NOW), NOW + 10.0 + STOPPING_SECONDS)[0].leaving == {}, "it may never stop"

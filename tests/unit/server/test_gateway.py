@@ -11,12 +11,22 @@ import trio
 import trio.testing
 
 from llmgw.config.node import Limits, Timeouts
-from llmgw.core.events import CatalogChanged, NodeLost, NodeRegistered, ShardChanged, Wakeup
+from llmgw.core.effects import WakeAt
+from llmgw.core.events import (
+    CatalogChanged,
+    Demand,
+    Drained,
+    ModelsHeld,
+    NodeLost,
+    NodeRegistered,
+    ShardChanged,
+    Wakeup,
+)
 from llmgw.core.fleet import Fleet
 from llmgw.core.identity import ANYONE
 from llmgw.core.model import Lora, ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.replica import ShardAddress, ShardState
+from llmgw.core.replica import Load, ReplicaId, ShardAddress, ShardState
 from llmgw.counters import Counters
 from llmgw.dialects.openai import Usage
 from llmgw.door.exchange import Route, Wording
@@ -29,6 +39,8 @@ from llmgw.reactor.loop import Reactor
 from llmgw.server.gateway import UNREACHABLE_SECONDS, FleetGateway, locate_by_trunk, locate_here
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
+
+M = ModelName("tiny")
 
 
 class Setting:
@@ -54,23 +66,25 @@ class Setting:
             self.asked.append((model, profile))
             return rules or RequestRules()
 
-        engine = SimpleNamespace(build_request=build_request)
-        self.gateway = FleetGateway(
+        self.engine = SimpleNamespace(build_request=build_request)
+        self.gateway = self.make_gateway(wait_seconds=wait_seconds, locate=locate, reaches=reaches)
+
+    def make_gateway(self, **facts: Any) -> FleetGateway:
+        facts = {"wait_seconds": 20.0, "locate": locate_here, "clock": lambda: self.now, **facts}
+        return FleetGateway(
             self.scheduler,
-            engines={"e": engine},  # type: ignore[dict-item]
+            engines={"e": self.engine},  # type: ignore[dict-item]
             counters=self.counters,
             log=self.log,
-            wait_seconds=wait_seconds,
             created=17,
             pages=lambda: "/pages",
-            locate=locate,
-            reaches=reaches,
-            clock=lambda: self.now,
+            **facts,
         )
 
     def handle(self, *events: Any) -> Setting:
         for event in events:
-            self.scheduler._carry_out(self.fleet.handle(event, self.now))
+            effects = self.fleet.handle(event, self.now)
+            self.scheduler._carry_out([effect for effect in effects if not isinstance(effect, WakeAt)])
         return self
 
     def place(self, model: Any, node: Any) -> Setting:
@@ -408,12 +422,406 @@ def test_an_engine_that_has_gone_from_the_floor_is_treated_as_any(ready: Setting
 def test_what_is_in_flight_is_counted_up_and_down(ready: Setting, a_model: Any) -> None:
     routes = [ready.gateway.choose(a_model(), frozenset()) for _ in range(3)]
     assert len({id(route) for route in routes}) == 1
-    (count,) = ready.gateway._in_flight.values()
-    assert count == 3
+    assert ready.gateway._traffic.in_flight == {"rep-tiny-1": 3}
     for route in routes:
         assert route is not None
         ready.gateway.release(route)
-    assert ready.gateway._in_flight == {}
+    assert ready.gateway._traffic.in_flight == {}
+
+
+def test_nothing_is_kept_of_requests_that_are_over(pair: Setting) -> None:
+    model = pair.gateway.resolve("tiny")
+    assert model is not None
+    for _ in range(10_000):
+        first, second = (pair.gateway.choose(model, frozenset()) for _ in range(2))
+        assert first is not None
+        assert second is not None
+        assert first.replica != second.replica
+        pair.gateway.release(second)
+        pair.gateway.release(first)
+    assert pair.gateway._traffic.in_flight == {}
+    assert len(pair.gateway._routes) == 2
+    assert told(pair) == []
+
+
+def test_a_report_that_tells_an_endpoint_anew_changes_nothing(ready: Setting, node: Any, a_report: Any) -> None:
+    route = take(ready)
+    model = ready.gateway.resolve("tiny")
+    report = a_report(ready.shards(model)[0], ShardState.READY)
+    assert report.endpoint is not None
+    ready.report(node, replace(report, load=Load(running=3)))
+    assert take(ready) is route
+    assert len(ready.asked) == 1
+
+
+def test_a_replica_rests_however_often_its_node_reports(pair: Setting, node: Any, a_report: Any) -> None:
+    first = take(pair)
+    pair.gateway.eject(first, "x")
+    model = pair.gateway.resolve("tiny")
+    report = a_report(pair.shards(model)[0], ShardState.READY)
+    pair.report(node, replace(report, load=Load(running=3)))
+    assert take(pair).replica != first.replica
+
+
+# -- how much a model is asked for
+
+
+def told(setting: Setting) -> list[Any]:
+    """What the scheduler was handed since the last look."""
+    found: list[Any] = []
+    while True:
+        try:
+            found.append(setting.scheduler._outbox.receive_nowait())
+        except trio.WouldBlock:
+            return found
+
+
+async def test_the_fleet_hears_about_once_a_second_how_busy_a_model_is(
+    ready: Setting, a_model: Any, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(ready.gateway.serve_demand)
+    route = ready.gateway.choose(a_model(), frozenset())
+    assert route is not None
+    assert told(ready) == []
+    await trio.sleep(1.5)
+    assert told(ready) == [Demand(model=M, in_flight={ReplicaId("rep-tiny-1"): 1}, asked=True)]
+    await trio.sleep(10)
+    assert told(ready) == []
+    ready.gateway.release(route)
+    await trio.sleep(1)
+    assert told(ready) == [Demand(model=M)]
+    # one that came and went between two looks has asked all the same
+    take(ready)
+    await trio.sleep(1)
+    assert told(ready) == [Demand(model=M, asked=True)]
+    await trio.sleep(10)
+    assert told(ready) == []
+    nursery.cancel_scope.cancel()
+
+
+async def test_that_somebody_waits_is_told_at_once_and_that_nobody_does(
+    setting: Setting, a_model: Any, node: Any, a_report: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    model = a_model(least=0)
+    setting.handle(CatalogChanged(models=(model,)))
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(setting.gateway.wait_ready, model)
+        await trio.testing.wait_all_tasks_blocked()
+        # how many there are is told with the rest
+        assert told(setting) == [Demand(model=M, waiting=1)]
+        setting.gateway._traffic.tell_changes()
+        assert told(setting) == [Demand(model=M, waiting=3)]
+        setting.place(model, node).handle(Demand(model=M, waiting=3))
+        setting.report(node, a_report(setting.shards(model)[0], ShardState.READY))
+    # they were served
+    assert told(setting) == [Demand(model=M, asked=True)]
+
+
+async def test_who_hangs_up_leaves_no_demand(setting: Setting, a_model: Any) -> None:
+    model = a_model(least=0)
+    setting.handle(CatalogChanged(models=(model,)))
+    async with trio.open_nursery() as nursery:
+        for _ in range(2):
+            nursery.start_soon(setting.gateway.wait_ready, model)
+        await trio.testing.wait_all_tasks_blocked()
+        assert told(setting) == [Demand(model=M, waiting=1)]
+        nursery.cancel_scope.cancel()
+    assert told(setting) == [Demand(model=M)]
+
+
+async def test_who_is_told_to_come_again_has_asked(
+    a_model: Any, node: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    setting = Setting(wait_seconds=3.0)
+    model = a_model()
+    setting.place(model, node)
+    assert not await setting.gateway.wait_ready(model)
+    assert told(setting) == [Demand(model=M, waiting=1), Demand(model=M, asked=True)]
+
+
+@pytest.mark.parametrize("why", ["held", "removed", "max 0"])
+async def test_a_model_that_is_stopped_is_waited_for_no_longer(
+    why: str, setting: Setting, a_model: Any, node: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    model = a_model()
+    setting.place(model, node)
+    began = trio.current_time()
+    got: list[bool] = []
+
+    async def wait() -> None:
+        got.append(await setting.gateway.wait_ready(model))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(wait)
+        await trio.testing.wait_all_tasks_blocked()
+        if why == "held":
+            setting.handle(ModelsHeld(models=frozenset({M})))
+        else:
+            setting.handle(CatalogChanged(models=() if why == "removed" else (a_model(least=0, most=0),)))
+        setting.scheduler.stir()
+    assert (got, trio.current_time()) == ([False], began)
+    # nobody was told to come again
+    assert told(setting) == [Demand(model=M, waiting=1), Demand(model=M)]
+    refusal = setting.gateway.absent(model)
+    assert (refusal.status, refusal.retry_after) == (404 if why == "removed" else 503, None)
+    assert refusal.code == "model_not_found" if why == "removed" else "model_not_running"
+
+
+async def test_a_model_that_an_operator_has_stopped_is_not_listed_and_not_waited_for(
+    ready: Setting, a_model: Any
+) -> None:
+    ready.handle(ModelsHeld(models=frozenset({M})))
+    assert ready.gateway.models() == []
+    # and never unknown
+    assert ready.gateway.resolve("tiny") is not None
+    with trio.fail_after(10):
+        assert not await ready.gateway.wait_ready(a_model())
+    refusal = ready.gateway.absent(a_model())
+    assert (refusal.status, refusal.code, refusal.retry_after) == (503, "model_not_running", None)
+    assert "stopped" in refusal.message
+    ready.handle(ModelsHeld(models=frozenset()))
+    assert [model.name for model in ready.gateway.models()] == ["tiny"]
+
+
+# -- a replica that is to go
+
+
+def drained(epoch: int, number: int, name: str = "rep-tiny-1") -> Drained:
+    return Drained(replica=ReplicaId(name), epoch=epoch, number=number)
+
+
+def test_a_replica_that_nobody_is_answered_by_is_drained_at_once(ready: Setting) -> None:
+    ready.gateway.drain(ReplicaId("rep-tiny-1"), 1, 5)
+    ready.gateway.drain(ReplicaId("rep-nobody-knows-1"), 3, 6)
+    assert told(ready) == [drained(1, 5), drained(3, 6, "rep-nobody-knows-1")]
+    take(ready)
+    assert told(ready) == []
+
+
+def test_a_replica_is_drained_when_its_last_request_is_over(ready: Setting, a_model: Any) -> None:
+    first, second = (ready.gateway.choose(a_model(), frozenset()) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    ready.gateway.drain(ReplicaId("rep-tiny-1"), 1, 5)
+    # a newer number replaces it
+    ready.gateway.drain(ReplicaId("rep-tiny-1"), 1, 6)
+    ready.gateway.release(first)
+    ready.gateway.eject(second, "it broke")
+    assert told(ready) == []
+    ready.gateway.release(second)
+    assert told(ready) == [drained(1, 6)]
+    # said once, whatever comes after
+    take(ready)
+    assert told(ready) == []
+
+
+async def test_what_is_in_flight_to_an_earlier_epoch_is_counted_apart(
+    ready: Setting, node: Any, a_model: Any, a_report: Any
+) -> None:
+    old = ready.gateway.choose(a_model(), frozenset())
+    assert old is not None
+    again = anew(ready, node, a_report)
+    new = ready.gateway.choose(a_model(), frozenset())
+    assert new is not None
+    assert ready.gateway._traffic.in_flight == {"rep-tiny-1": 1}
+    ready.gateway.drain(ReplicaId("rep-tiny-1"), 1, 7)
+    ready.gateway.drain(ReplicaId("rep-tiny-1"), again.epoch, 8)
+    ready.gateway.release(new)
+    assert told(ready) == [drained(again.epoch, 8)]
+    ready.gateway.release(old)
+    assert told(ready) == [drained(1, 7)]
+    assert ready.gateway._traffic.in_flight == {}
+
+
+def anew(setting: Setting, node: Any, a_report: Any) -> Any:
+    """The one shard of ``tiny`` ends, and runs again as its next epoch."""
+    (spec,) = setting.shards(setting.gateway.resolve("tiny"))
+    setting.report(node, a_report(spec, ShardState.ENDED, cause="it fell over"))
+    setting.now += 600.0
+    setting.handle(Wakeup())
+    (again,) = setting.shards(setting.gateway.resolve("tiny"))
+    assert again.epoch > spec.epoch
+    setting.report(node, a_report(again, ShardState.READY))
+    return again
+
+
+def test_what_is_asked_past_the_door_counts_as_well(ready: Setting) -> None:
+    (replica,) = ready.fleet.ready(M)
+    with ready.gateway.counted(replica):
+        ready.gateway.drain(replica.id, replica.epoch, 5)
+        assert told(ready) == []
+    assert told(ready) == [drained(1, 5)]
+
+
+async def test_nothing_is_kept_of_a_model_that_is_gone_once_its_last_request_is_over(
+    ready: Setting, a_model: Any, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    nursery.start_soon(ready.gateway.serve_demand)
+    route = ready.gateway.choose(a_model(), frozenset())
+    assert route is not None
+    ready.gateway.eject(route, "x")
+    ready.handle(CatalogChanged(models=()))
+    await trio.sleep(2)
+    assert len(ready.gateway._routes) == 1
+    ready.gateway.release(route)
+    await trio.sleep(2)
+    assert ready.gateway._routes == {}
+    assert ready.gateway._traffic.models() == []
+    assert len(ready.gateway._breaker) == 0
+    # late news of it
+    ready.gateway.eject(route, "x")
+    assert len(ready.gateway._breaker) == 0
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_model_comes_when_it_is_asked_for_and_goes_when_it_no_longer_is(
+    a_model: Any, node: Any, a_report: Any, autojump_clock: trio.testing.MockClock, nursery: trio.Nursery
+) -> None:
+    """Fleet, scheduler and gateway together, by one clock."""
+    setting = Setting()
+    setting.scheduler = Scheduler(setting.fleet)
+    gateway = setting.make_gateway(clock=trio.current_time)
+    setting.scheduler.attend(gateway.drain)
+    await nursery.start(setting.scheduler.serve)
+    nursery.start_soon(gateway.serve_demand)
+    model = a_model(least=0)
+    model = replace(model, scaling=replace(model.scaling, idle_timeout_seconds=60.0))
+    await setting.scheduler.post(CatalogChanged(models=(model,)))
+    await setting.scheduler.settle(NodeRegistered(node=node))
+    await trio.sleep(10)
+    assert setting.shards(model) == []
+    got: list[bool] = []
+
+    async def wait() -> None:
+        got.append(await gateway.wait_ready(model))
+
+    nursery.start_soon(wait)
+    await trio.sleep(5)
+    (spec,) = setting.shards(model)
+    await setting.scheduler.settle(ShardChanged(node=node.id, report=a_report(spec, ShardState.READY)))
+    await trio.sleep(1)
+    assert got == [True]
+    route = gateway.choose(model, frozenset())
+    assert route is not None
+    # one answer takes longer than idle replicas stay
+    await trio.sleep(500)
+    assert gateway.choose(model, frozenset()) is route
+    gateway.release(route)
+    gateway.release(route)
+    await trio.sleep(50)
+    assert setting.shards(model)
+    # and one more keeps it
+    again = gateway.choose(model, frozenset())
+    assert again is not None
+    gateway.release(again)
+    await trio.sleep(50)
+    assert (await setting.scheduler.desired(node.id, 0)).shards
+    await trio.sleep(20)
+    assert gateway.choose(model, frozenset()) is None
+    assert (await setting.scheduler.desired(node.id, 0)).shards == ()
+    nursery.cancel_scope.cancel()
+
+
+class Slow:
+    """An engine that begins a stream and ends it when it is told to, or breaks every connection."""
+
+    def __init__(self, *, breaks: bool = False) -> None:
+        self.breaks = breaks
+        self.asked = trio.Event()
+        self.end = trio.Event()
+
+    async def serve(self, *, task_status: trio.TaskStatus[int]) -> None:
+        (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        task_status.started(listener.socket.getsockname()[1])
+        async with listener:
+            while True:
+                async with await listener.accept() as stream:
+                    await stream.receive_some()
+                    self.asked.set()
+                    if not self.breaks:
+                        await stream.send_all(STREAM_HEAD)
+                        await self.end.wait()
+                        await stream.send_all(b"data: [DONE]\n\n")
+
+
+STREAM_HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n"
+
+
+async def test_a_stream_goes_on_while_its_replica_drains_and_a_retry_lets_go_of_the_one_that_broke(
+    setting: Setting, a_model: Any, node: Any, a_report: Any, nursery: trio.Nursery
+) -> None:
+    reactor, broken, slow = Reactor(), Slow(breaks=True), Slow()
+    model = a_model(least=2, most=2)
+    setting.place(model, node)
+    for engine, spec in zip((broken, slow), setting.shards(model), strict=True):
+        port = await nursery.start(engine.serve)
+        report = a_report(spec, ShardState.READY)
+        setting.report(node, replace(report, endpoint=replace(report.endpoint, port=port)))
+    await nursery.start(reactor.serve)
+    address = open_door(setting, reactor, nursery)
+    statuses: list[int] = []
+    answered = trio.Event()
+
+    async def wait() -> None:
+        statuses.append(await ask(address))
+        answered.set()
+
+    with trio.fail_after(60):
+        nursery.start_soon(wait)
+        await slow.asked.wait()
+        assert broken.asked.is_set()
+        setting.gateway.drain(ReplicaId("rep-tiny-1"), 1, 1)
+        setting.gateway.drain(ReplicaId("rep-tiny-2"), 1, 2)
+        # nothing is left on the one that was tried first
+        assert told(setting) == [drained(1, 1)]
+        slow.end.set()
+        assert await setting.scheduler._outbox.receive() == drained(1, 2, "rep-tiny-2")
+        await answered.wait()
+    assert statuses == [200]
+    nursery.cancel_scope.cancel()
+
+
+async def test_a_client_that_leaves_while_it_waits_leaves_no_demand(
+    setting: Setting, a_model: Any, nursery: trio.Nursery
+) -> None:
+    reactor = Reactor()
+    setting.handle(CatalogChanged(models=(a_model(least=0),)))
+    await nursery.start(reactor.serve)
+    address = open_door(setting, reactor, nursery)
+    with trio.fail_after(60):
+        with trio.CancelScope() as hung_up:
+            async with trio.open_nursery() as client:
+                client.start_soon(ask, address)
+                assert await setting.scheduler._outbox.receive() == Demand(model=M, waiting=1)
+                hung_up.cancel()
+        assert await setting.scheduler._outbox.receive() == Demand(model=M)
+    nursery.cancel_scope.cancel()
+
+
+def open_door(setting: Setting, reactor: Reactor, nursery: trio.Nursery) -> tuple[str, int]:
+    """Where clients are let in; closed with the nursery."""
+    listening = bind("127.0.0.1", 0)
+    door = Door(
+        reactor,
+        setting.gateway,
+        spawn=nursery.start_soon,
+        origins=Origins("127.0.0.1", ()),
+        limits=Limits(),
+        timeouts=Timeouts(),
+    )
+    listener = Listener(reactor, listening, door)
+
+    async def close() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            listener.close()
+            door.close()
+
+    nursery.start_soon(close)
+    host, port = listening.getsockname()[:2]
+    return host, port
 
 
 # -- a model that is not ready
@@ -421,11 +829,13 @@ def test_what_is_in_flight_is_counted_up_and_down(ready: Setting, a_model: Any) 
 
 def test_a_model_that_is_not_to_run_is_not_waited_for(setting: Setting, a_model: Any) -> None:
     model = a_model(most=0, least=0)
+    setting.handle(CatalogChanged(models=(model,)))
     refusal = setting.gateway.absent(model)
     assert (refusal.status, refusal.code, refusal.retry_after) == (503, "model_not_running", None)
 
 
 async def test_nor_does_anybody_wait(setting: Setting, a_model: Any) -> None:
+    setting.handle(CatalogChanged(models=(a_model(most=0, least=0),)))
     with trio.fail_after(10):
         assert not await setting.gateway.wait_ready(a_model(most=0, least=0))
 

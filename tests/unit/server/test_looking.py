@@ -25,6 +25,7 @@ from llmgw.core.node import EngineFound, FabricFound, Node, NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected, Verdict, place
 from llmgw.core.replica import Load, Replica, ReplicaId, Shard, ShardId, ShardSpec, ShardState
+from llmgw.core.rolling import Failed, Rollout
 from llmgw.engines import READY, Command, EngineInfo, Health, Launch, SourceKind, hookimpl
 from llmgw.engines.registry import Found, open_engine
 from llmgw.errors import Problem
@@ -148,9 +149,75 @@ def test_one_of_several_nodes_is_shown_once_with_each_of_its_shards(node: Node, 
     (view,) = view_replicas(FleetStatistics(nodes=both, models=()), NOW)
     assert (view.node, view.shard, view.fabric, view.state) == ("n1", "shd-1-0", "ib-a", "loading")
     assert view.shards == (
-        ShardView(shard="shd-1-0", node="n1", rank=0, state="loading", gpus=("GPU-0",)),
-        ShardView(shard="shd-1-1", node="n2", rank=1, state="ready", gpus=("GPU-1",)),
+        ShardView(shard="shd-1-0", node="n1", rank=0, state="loading", seconds_in_state=61.3, gpus=("GPU-0",)),
+        ShardView(shard="shd-1-1", node="n2", rank=1, state="ready", seconds_in_state=61.3, gpus=("GPU-1",)),
     )
+
+
+def test_a_shard_that_ended_shows_why_and_what_its_engine_said_last(node: Node, a_replica: Replicas) -> None:
+    group = a_replica(ShardState.ENDED, nodes=(N1, N2))
+    ended = replace(group.shards[1], cause="out of memory", kind="memory", lines=("a", "b"))
+    (view,) = view_replicas(fleet_of(node, replace(group, shards=(group.shards[0], ended))), NOW)
+    assert [(each.cause, each.kind, each.lines) for each in view.shards] == [
+        (None, None, None),
+        ("out of memory", "memory", ("a", "b")),
+    ]
+
+
+def test_what_a_replica_still_answers_is_of_its_last_epoch(node: Node, a_replica: Replicas) -> None:
+    going, next_one = a_replica(ShardState.READY, 1, draining="its node is drained"), a_replica(ShardState.LOADING, 2)
+    before, after = a_replica(ShardState.READY, 3, epoch=1), a_replica(ShardState.READY, 3, epoch=2)
+    views = view_replicas(fleet_of(node, going, next_one, before, after), NOW, {ReplicaId("rep-1"): 7})
+    assert [(view.draining, view.in_flight) for view in views] == [
+        ("its node is drained", 7),
+        (None, None),
+        (None, None),
+        (None, 0),
+    ]
+    assert view_replicas(fleet_of(node, going), NOW)[0].in_flight is None, "nobody counts"
+
+
+def test_a_replica_that_is_to_go_is_neither_ready_nor_wanted(a_model: Any, a_replica: Replicas) -> None:
+    going = a_replica(ShardState.READY, 1, draining="its node is drained")
+    view = judged(a_model(), going, a_replica(ShardState.READY, 2))
+    assert (view.status, view.ready, view.wanted) == (ModelStatus.READY, 1, 1)
+    view = judged(a_model(least=0), going)
+    assert (view.status, view.serving, view.ready, view.wanted) == (ModelStatus.STOPPING, False, 0, 0)
+
+
+def test_a_model_that_is_held_is_stopped_and_says_how_that_ends(a_model: Any, a_replica: Replicas) -> None:
+    statistics = ModelStatistics(model=a_model(), replicas=(), verdict=None, held=True)
+    view = view_model(statistics, NOBODY, Origin.STORED, None)
+    assert (view.status, view.wanted, view.held) == (ModelStatus.STOPPED, 0, True)
+    assert view.detail == "an operator has stopped it: `llmgw ctl load tiny` ends that"
+    going = replace(statistics, replicas=(a_replica(ShardState.READY, draining="an operator has stopped it"),))
+    assert view_model(going, NOBODY, Origin.STORED, None).status is ModelStatus.STOPPING
+    assert find_concerns((), {}, (view,)) == [], "whoever has stopped it knows"
+
+
+def test_a_rollout_is_shown_and_is_nobodys_concern(a_model: Any, a_replica: Replicas) -> None:
+    rollout = Rollout(outdated=(ReplicaId("rep-1"),), waits="1 memory")
+    old, new = a_replica(ShardState.READY, 1), a_replica(ShardState.LOADING, 2)
+    statistics = ModelStatistics(model=a_model(), replicas=(old, new), verdict=None, rollout=rollout)
+    view = view_model(statistics, NOBODY, Origin.STORED, None)
+    assert (view.status, view.ready, view.wanted) == (ModelStatus.READY, 1, 1)
+    assert view.detail == view.rolling
+    assert view.rolling == "rolling: rep-1 runs by the earlier definition, and the next waits for room: 1 memory"
+    assert find_concerns((), {}, (view,)) == []
+
+
+def test_a_definition_that_failed_is_named_with_its_file_until_somebody_changes_it(
+    a_model: Any, a_replica: Replicas
+) -> None:
+    model = a_model()
+    failed = Failed(model=model, by=model, why="rep-1 ended: no such file")
+    statistics = ModelStatistics(model=model, replicas=(a_replica(ShardState.READY),), verdict=None, failed=failed)
+    view = view_model(statistics, NOBODY, Origin.DECLARED, "server.yaml:4:3")
+    detail = "the definition in server.yaml:4:3 failed: rep-1 ended: no such file; the one before goes on"
+    assert (view.status, view.failed, view.detail) == (ModelStatus.READY, "rep-1 ended: no such file", detail)
+    assert find_concerns((), {}, (view,)) == [Concern(kind="model", name="tiny", message=f"ready: {detail}")]
+    known = view_model(statistics, NOBODY, Origin.STORED, None, failure="as it was seen then")
+    assert known.detail == "the definition failed: as it was seen then; the one before goes on"
 
 
 def test_one_of_several_nodes_is_unreachable_when_any_of_them_is_lost(

@@ -10,7 +10,8 @@ from llmgw.admin.views import BrakeView, ClassView, FabricView, NodeState, NodeV
 from llmgw.core.brake import Brake
 from llmgw.core.hosts import Host, Standing
 from llmgw.core.node import Disk, FabricFound, ForeignUse, Gpu, Node, NodeId
-from llmgw.core.picture import FleetStatistics, NodeStatistics
+from llmgw.core.picture import Draining, FleetStatistics, ModelStatistics, NodeStatistics
+from llmgw.core.placement import Rejected, place
 from llmgw.core.replica import Replica, ReplicaId, Shard, ShardId, ShardSpec, ShardState
 from llmgw.server.machines import (
     find_ailments,
@@ -42,6 +43,8 @@ class Kept:
     node: NodeId
     last_seen: float | None = None
     cordoned: bool = False
+    draining: bool = False
+    drain_until: float | None = None
     labels: Mapping[str, str | None] = field(default_factory=dict)
 
 
@@ -229,6 +232,33 @@ def test_the_marks_of_a_node_that_is_away_are_shown() -> None:
     kept = Kept(N1, last_seen=WALL, cordoned=True, labels={"zone": "a", "rack": None})
     (view,) = shown(NOBODY, kept=(kept,))
     assert (view.cordoned, view.labels) == (True, {"zone": "a"})
+
+
+def test_a_node_that_drains_shows_what_keeps_it_and_for_how_long(node: Node, a_model: Any, a_replica: Replicas) -> None:
+    going = replace(a_replica(1, ShardState.READY), draining="its node is drained")
+    stopping, waiting = a_replica(2, ShardState.STOPPING), a_replica(3, ShardState.READY)
+    left = tuple(replica.id for replica in (going, stopping, waiting))
+    facts = {"replicas": (going, stopping, waiting), "draining": {N1: Draining(until=None, left=left)}}
+    kept = {N1: Kept(N1, WALL, cordoned=True, draining=True, drain_until=WALL + 90.04)}
+    (view,) = view_nodes(fleet_of(Host(node=node), **facts), [], kept=kept, skews={}, wall=WALL)
+    assert (view.draining, view.drain_seconds_left) == (True, 90.0)
+    answers, stops = "rep-1 answers its last requests", "rep-2 is stopping"
+    assert view.drain_waits_for == f"{answers}; {stops}; rep-3 waits for the one in its place"
+    verdict = place(a_model(gb=99.0), [Host(node=node)], {}, 0.0)
+    assert isinstance(verdict, Rejected)
+    models = (ModelStatistics(model=a_model(), replicas=(), verdict=verdict),)
+    fleet = replace(fleet_of(Host(node=node), **facts), models=models)
+    (view,) = view_nodes(fleet, [], kept=kept, skews={}, wall=WALL + 100.0)
+    assert view.drain_seconds_left == 0.0, "its time is over"
+    assert str(view.drain_waits_for).endswith(f"rep-3 waits for room elsewhere: {verdict.counted()}")
+
+
+def test_a_drain_that_is_done_or_may_last_says_so_by_what_it_does_not_tell(node: Node) -> None:
+    kept = {N1: Kept(N1, WALL, cordoned=True, draining=True)}
+    fleet = fleet_of(Host(node=node), draining={N1: Draining(until=None, left=())})
+    for seen in (fleet, NOBODY):
+        (view,) = view_nodes(seen, [], kept=kept, skews={}, wall=WALL)
+        assert (view.draining, view.drain_seconds_left, view.drain_waits_for) == (True, None, None)
 
 
 def test_a_skewed_clock_changes_no_time_that_is_shown(node: Node) -> None:

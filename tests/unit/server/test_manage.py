@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from llmgw.admin.manage import create_app
 from llmgw.admin.management import Refused
@@ -29,15 +29,18 @@ from llmgw.core.events import NodeRegistered, NodesExpected, ShardChanged
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import FabricFound, Gpu, NodeId
-from llmgw.core.replica import ShardState
+from llmgw.core.replica import ReplicaId, ShardState
 from llmgw.dialects.toolcheck import Report, Verdict
 from llmgw.engines import READY, Command, EngineInfo, Health, Launch, SourceKind, hookimpl
 from llmgw.engines.registry import Engine, Found, open_engine
 from llmgw.errors import ConfigError, Problem
 from llmgw.server.defining import Defining, Reread
-from llmgw.server.manage import Manage
+from llmgw.server.history import Histories
+from llmgw.server.holding import Holding
+from llmgw.server.manage import MAX_WAIT_SECONDS, Manage
 from llmgw.server.marking import Marking
 from llmgw.server.pages import serve_pages
+from llmgw.server.returning import Returning
 from llmgw.server.scheduler import Scheduler
 
 WHEN = 1_700_000_000.0
@@ -99,6 +102,8 @@ class KeptNode:
     last_seen: float | None
     cordoned: bool
     labels: Mapping[str, str | None]
+    draining: bool = False
+    drain_until: float | None = None
 
 
 class NodeStore:
@@ -110,9 +115,9 @@ class NodeStore:
     async def list_marks(self) -> tuple[KeptNode, ...]:
         return tuple(self.kept.values())
 
-    async def mark(self, node: NodeId, *, cordoned: bool, labels: Mapping[str, str | None]) -> None:
+    async def mark(self, node: NodeId, **marks: Any) -> None:
         seen = self.kept[node].last_seen if node in self.kept else None
-        self.kept[node] = KeptNode(node, seen, cordoned, labels)
+        self.kept[node] = KeptNode(node, seen, **marks)
 
     async def forget(self, node: NodeId) -> bool:
         return self.kept.pop(node, None) is not None
@@ -144,8 +149,9 @@ def declared(name: str, alias: str | None = None) -> tuple[Definition, ...]:
 class Bench:
     """A Manage with what it stands on."""
 
-    def __init__(self, store: Store, written: tuple[Definition, ...]) -> None:
+    def __init__(self, store: Store, written: tuple[Definition, ...], kept: Any) -> None:
         self.store = store
+        self.in_flight: dict[ReplicaId, int] = {}
         self.nodes = NodeStore()
         self.skews: dict[NodeId, float] = {}
         self.scheduler = Scheduler(Fleet())
@@ -157,9 +163,19 @@ class Bench:
         self.marking = Marking(
             self.scheduler, self.nodes, links=lambda: self.links, forgotten=lambda node: None, let_go=lambda node: None
         )
+        histories = Histories(kept.history, wall=lambda: WHEN)
         self.defining = Defining(
-            self.scheduler, engines=ENGINES, store=store, declared=written, reread=self._reread, wall=lambda: WHEN
+            self.scheduler,
+            engines=ENGINES,
+            store=store,
+            histories=histories,
+            declared=written,
+            reread=self._reread,
+            wall=lambda: WHEN,
         )
+        self.holds = kept.holds
+        self.holding = Holding(self.scheduler, kept.holds, defining=self.defining, histories=histories)
+        self.returning = Returning(self.scheduler, defining=self.defining, histories=histories, facts=kept.facts)
         self.manage = Manage(
             self.scheduler,
             plugins=Found(
@@ -169,9 +185,12 @@ class Bench:
             ),
             defining=self.defining,
             marking=self.marking,
+            holding=self.holding,
+            returning=self.returning,
             skews=self.skews,
             describe_store=lambda: StoreView(kind="memory", where="here", failing=self.failing),
             check_tools=self._check_tools,
+            in_flight=lambda: self.in_flight,
             wall=lambda: WHEN,
         )
 
@@ -203,9 +222,9 @@ Make = Callable[..., Any]
 
 
 @pytest.fixture
-def make(nursery: trio.Nursery) -> Make:
+def make(nursery: trio.Nursery, a_store: Any) -> Make:
     async def made(store: Store | None = None, written: tuple[Definition, ...] = ()) -> Bench:
-        bench = Bench(store or Store(), written)
+        bench = Bench(store or Store(), written, a_store)
         await nursery.start(bench.scheduler.serve)
         await bench.marking.load()
         await bench.defining.load()
@@ -235,6 +254,103 @@ async def test_a_program_adds_and_removes_over_the_port(make: Make, nursery: tri
         removed = await client.delete(f"{url}/org%2Fnew")
         assert removed.json() == {"name": "org/new"}
         assert (await client.get(f"{url}/org%2Fnew")).status_code == 404
+
+
+async def test_a_model_is_stopped_loaded_and_rolled_back_over_the_port(make: Make) -> None:
+    bench = await make()
+    manage = bench.manage
+    await manage.add("m.yaml", text_of("m", source="/one.gguf"), replace=False)
+    await bench.settled()
+    await bench.returning.proven(bench.defining.find_stored("m").model)
+    (added,) = await manage.add("m.yaml", text_of("m", source="/two.gguf"), replace=True)
+    assert (added.number, added.replaced, added.rolls, added.held) == (2, True, False, False)
+    await bench.settled()
+    assert (await manage.stop("m")).model == "m"
+    await bench.settled()
+    (view,) = manage.models()
+    assert (view.status, view.held) == (ModelStatus.STOPPED, True)
+    assert (await manage.add("m.yaml", text_of("m", source="/three.gguf"), replace=True))[0].held
+    assert (await manage.load("m")).held
+    assert [each.number for each in (await manage.history("m")).definitions] == [3, 2, 1]
+    assert (await manage.rollback("m", None)).to == 1
+    await bench.settled()
+    assert manage.model("m").definition.source == "/one.gguf"
+
+
+async def test_a_model_that_is_removed_leaves_no_hold_and_no_history(make: Make) -> None:
+    bench = await make(written=declared("written"))
+    for _ in range(2):
+        await bench.manage.add("m.yaml", text_of("m"), replace=False)
+        await bench.settled()
+        await bench.manage.stop("m")
+        await bench.manage.stop("written")
+        assert (await bench.manage.remove("m")).declared is None
+        await bench.settled()
+        assert list(await bench.holds.list()) == ["written"]
+    with pytest.raises(Refused, match="is declared at"):
+        await bench.manage.remove("written")
+    assert list(await bench.holds.list()) == ["written"]
+    await bench.manage.add("m.yaml", text_of("m"), replace=False)
+    await bench.settled()
+    assert [each.number for each in (await bench.manage.history("m")).definitions] == [1]
+
+
+async def test_a_node_is_drained_over_the_port(make: Make, node: Any) -> None:
+    bench = await make()
+    bench.links = (Link(node.id),)
+    await bench.scheduler.post(NodeRegistered(node=node))
+    await bench.settled()
+    assert (await bench.manage.drain("n1", deadline_seconds=60.0)).drain_seconds_left is not None
+    await bench.settled()
+    (view,) = await bench.manage.nodes()
+    assert (view.cordoned, view.draining) == (True, True)
+    assert not (await bench.manage.cordon("n1", cordoned=False)).draining
+
+
+async def test_events_are_told_by_number_model_and_node(make: Make, a_model: Any) -> None:
+    bench = await make(Store(a_model("tiny")))
+    note = bench.scheduler.chronicle.note
+    note("ready", "rep-tiny-1 is ready", model=ModelName("tiny"), node=NodeId("n1"), lines=("a", "b"))
+    note("node", "n2 is lost", node=NodeId("n2"), warning=True)
+    last = bench.scheduler.chronicle.last
+    found = await bench.manage.events(after=last - 2)
+    assert [(each.number, each.what, each.warning) for each in found.events] == [
+        (last - 1, "ready", False),
+        (last, "node", True),
+    ]
+    (first, second) = found.events
+    assert (first.model, first.node, first.lines, second.model) == ("tiny", "n1", ("a", "b"), None)
+    # by an alias
+    (event,) = (await bench.manage.events(after=last - 2, model="gpt")).events
+    assert event.text == "rep-tiny-1 is ready"
+    (event,) = (await bench.manage.events(after=0, node="n2")).events
+    assert event.text == "n2 is lost"
+    nothing = await bench.manage.events(after=last)
+    assert (nothing.events, nothing.last, nothing.missed) == ((), last, 0)
+    assert (await bench.manage.events(after=0, model="gone")).events == ()
+
+
+async def test_whoever_follows_is_told_of_what_concerns_him_when_it_happens(
+    make: Make, autojump_clock: MockClock
+) -> None:
+    bench = await make()
+    began, after = trio.current_time(), bench.scheduler.chronicle.last
+
+    async def happen() -> None:
+        await trio.sleep(2.0)
+        bench.scheduler.chronicle.note("node", "n2 is lost", node=NodeId("n2"))
+        await trio.sleep(1.0)
+        bench.scheduler.chronicle.note("node", "n1 is lost", node=NodeId("n1"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(happen)
+        found = await bench.manage.events(after=after, wait_seconds=30.0, node="n1")
+    assert [event.text for event in found.events] == ["n1 is lost"]
+    assert trio.current_time() - began == 3.0
+    found = await bench.manage.events(after=found.last, wait_seconds=30.0, node="n1")
+    assert (found.events, trio.current_time() - began) == ((), 33.0)
+    await bench.manage.events(after=found.last, wait_seconds=1e9)
+    assert trio.current_time() - began == 33.0 + MAX_WAIT_SECONDS
 
 
 async def test_server_yaml_is_read_again(make: Make) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from llmgw.admin.management import Refused
 from llmgw.admin.views import NodeMarks, RemovedNode
@@ -19,6 +19,7 @@ from llmgw.core.fleet import Fleet
 from llmgw.core.hosts import Host
 from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ShardState
+from llmgw.core.rolling import PROVING_SECONDS
 from llmgw.errors import LlmgwError
 from llmgw.server.marking import MAX_LABELS, Marking
 from llmgw.server.scheduler import Scheduler
@@ -44,6 +45,7 @@ class Bench:
 
     def __init__(self, store: Store) -> None:
         self.store = store
+        self.wall = 1_700_000_000.0
         self.scheduler = Scheduler(Fleet())
         self.links: tuple[Link, ...] = ()
         self.forgotten: list[NodeId] = []
@@ -54,6 +56,7 @@ class Bench:
             links=lambda: self.links,
             forgotten=self.forgotten.append,
             let_go=self.let_go.append,
+            wall=lambda: self.wall,
         )
 
     async def tell(self, *events: Any) -> None:
@@ -254,6 +257,78 @@ async def test_what_can_not_be_stored_is_not_told_to_the_fleet(start: Start, nod
         assert not (await bench.host(N1)).cordoned
 
 
+# Draining
+
+
+async def test_what_runs_on_a_drained_node_runs_elsewhere_and_then_not_there(
+    start: Start, node: Node, a_model: Any, a_report: Any, autojump_clock: MockClock
+) -> None:
+    async with start() as bench:
+        await bench.register(node)
+        await run_one(bench, a_model("m"), a_report)
+        await bench.register(replace(node, id=N2))
+        marks = await bench.marking.drain("n1", deadline_seconds=None)
+        assert (marks.cordoned, marks.draining, marks.drain_seconds_left) == (True, True, None)
+        assert marks.running == ("rep-m-1",)
+        await bench.tell()
+        (shard,) = (await bench.scheduler.desired(N2, 0)).shards
+        assert (await bench.scheduler.desired(N1, 0)).shards, "it goes when the other one has served for a while"
+        await bench.tell(ShardChanged(node=N2, report=a_report(shard, ShardState.READY)))
+        await trio.sleep(PROVING_SECONDS + 1)
+        assert (await bench.scheduler.desired(N1, 0)).shards == ()
+
+
+async def test_a_drain_survives_a_restart_with_what_is_left_of_its_time(start: Start, node: Node) -> None:
+    async with start() as bench:
+        await bench.register(node)
+        marks = await bench.marking.drain("n1", deadline_seconds=600.0)
+        assert (marks.drain_seconds_left, marks.known) == (600.0, True)
+    async with start() as bench:
+        bench.wall += 100.0
+        await bench.marking.load()
+        await bench.tell(NodeRegistered(node=node))
+        drains = bench.scheduler.fleet.statistics().draining[N1]
+        assert drains.until - trio.current_time() == pytest.approx(500.0, abs=30.0)
+        assert (await bench.host(N1)).cordoned
+
+
+async def test_a_drain_whose_time_is_over_does_not_begin_it_anew(start: Start, node: Node) -> None:
+    async with start() as bench:
+        await bench.register(node)
+        await bench.marking.drain("n1", deadline_seconds=60.0)
+    async with start() as bench:
+        bench.wall += 3600.0
+        await bench.marking.load()
+        await bench.tell(NodeRegistered(node=node))
+        assert bench.scheduler.fleet.statistics().draining[N1].until <= trio.current_time()
+
+
+async def test_the_last_word_about_a_drain_holds_and_an_uncordon_ends_it(start: Start, node: Node) -> None:
+    async with start() as bench:
+        await bench.register(node)
+        await bench.marking.drain("n1", deadline_seconds=60.0)
+        assert (await bench.marking.label("n1", {"zone": "a"})).drain_seconds_left == 60.0
+        assert (await bench.marking.cordon("n1", cordoned=True)).draining
+        assert (await bench.marking.drain("n1", deadline_seconds=None)).drain_seconds_left is None
+        marks = await bench.marking.cordon("n1", cordoned=False)
+        assert (marks.cordoned, marks.draining, marks.labels) == (False, False, {"zone": "a"})
+        await bench.tell()
+        assert bench.scheduler.fleet.statistics().draining == {}
+        assert not (await bench.host(N1)).cordoned
+        assert await bench.store.nodes.list_marks() == (StoredNode(node=N1, last_seen=1.0, labels={"zone": "a"}),)
+
+
+async def test_a_drain_of_a_node_that_nobody_knows_or_for_no_time_at_all_is_refused(start: Start, node: Node) -> None:
+    async with start() as bench:
+        await bench.register(node)
+        error = await refusal(bench.marking.drain("n11", deadline_seconds=None))
+        assert (error.code, error.message) == ("unknown_node", "there is no node n11; did you mean n1?")
+        for seconds in (-1.0, float("nan"), float("inf"), 1e9):
+            error = await refusal(bench.marking.drain("n1", deadline_seconds=seconds))
+            assert (error.status, error.code) == (400, "invalid_deadline")
+        assert bench.scheduler.fleet.statistics().draining == {}
+
+
 # Removing
 
 
@@ -294,8 +369,8 @@ async def test_a_drained_node_is_removed_though_it_is_connected(
         error = await refusal(bench.marking.remove("n1"))
         assert (error.status, error.code) == (409, "node_in_use")
         assert error.message == (
-            "n1 is ready and cordoned, with rep-m-1: first end its replicas (`llmgw ctl model rm`, or less of "
-            "scaling.min); or stop its agent, and wait until the node is lost"
+            "n1 is ready and cordoned, with rep-m-1: first `llmgw ctl drain n1`, then wait until rep-m-1 has stopped; "
+            "or stop its agent, and wait until the node is lost"
         )
         (shard,) = (await bench.scheduler.desired(N1, 0)).shards
         await bench.tell(CatalogChanged(models=()))
@@ -311,6 +386,19 @@ async def test_a_drained_node_is_removed_though_it_is_connected(
         assert "its agent is connected" in (await refusal(bench.marking.remove("n1"))).message
 
 
+async def test_a_node_that_is_drained_already_is_only_waited_for(
+    start: Start, node: Node, a_model: Any, a_report: Any
+) -> None:
+    async with start() as bench:
+        await bench.register(node)
+        # somebody is answered for ever
+        bench.scheduler.attend(lambda replica, epoch, number: None)
+        await run_one(bench, a_model("m"), a_report)
+        await bench.marking.drain("n1", deadline_seconds=0.0)
+        await bench.tell()
+        assert "first wait until rep-m-1 has stopped" in (await refusal(bench.marking.remove("n1"))).message
+
+
 async def test_a_node_at_work_is_refused_with_the_way(start: Start, node: Node, a_model: Any, a_report: Any) -> None:
     async with start() as bench:
         await bench.register(node, replace(node, id=N2))
@@ -320,7 +408,7 @@ async def test_a_node_at_work_is_refused_with_the_way(start: Start, node: Node, 
         )
         await run_one(bench, a_model("m"), a_report)
         assert (await refusal(bench.marking.remove("n1"))).message.startswith(
-            "n1 is ready, with rep-m-1: first `llmgw ctl cordon n1`, then end its replicas"
+            "n1 is ready, with rep-m-1: first `llmgw ctl drain n1`, then wait until rep-m-1 has stopped; or"
         )
         assert await bench.members() == ["n1", "n2"]
         assert await bench.store.nodes.list() == (N1, N2)

@@ -6,7 +6,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,11 +22,15 @@ from llmgw.config.load_server import LoadedServer, load_server
 from llmgw.config.server import Listen
 from llmgw.core.events import NodeRegistered, RulesChanged
 from llmgw.core.fleet import Fleet
+from llmgw.core.learned import Fact, make_key
+from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import Node, NodeId
 from llmgw.errors import ConfigError, LlmgwError, UsageError
 from llmgw.pki.authority import certificate_pem, issue_server, key_pem, make_authority
+from llmgw.server.holding import Holding
 from llmgw.server.marking import Marking
 from llmgw.server.program import (
+    Known,
     Rereading,
     Sockets,
     _describe,
@@ -236,7 +240,13 @@ async def test_more_marked_nodes_than_an_inbox_holds_are_loaded_before_anybody_i
         await store.nodes.see(names[0], 1.0)
         marking = Marking(scheduler, store.nodes, links=tuple, forgotten=lambda node: None, let_go=lambda node: None)
         with trio.fail_after(60):
-            await _load(scheduler, loaded.config, marking, models)  # type: ignore[arg-type]
+            known = Known(
+                marking=marking,
+                holding=Holding(scheduler, store.holds, defining=models, histories=models),  # type: ignore[arg-type]
+                defining=models,  # type: ignore[arg-type]
+                facts=store.facts,
+            )
+            await _load(scheduler, loaded.config, known)
         assert models.loads == 1
         # and it can be served afterwards, as if nothing had been
         async with trio.open_nursery() as nursery:
@@ -251,15 +261,38 @@ async def test_more_marked_nodes_than_an_inbox_holds_are_loaded_before_anybody_i
             nursery.cancel_scope.cancel()
 
 
+async def test_what_an_earlier_server_has_learned_and_was_told_is_known_before_the_models_are(
+    loaded: LoadedServer, tmp_path: Path
+) -> None:
+    profile = Profile(name="p", engine="e")
+    model = Model(name=ModelName("m"), source="/m.gguf", profiles=(profile,))
+    scheduler, models = Scheduler(Fleet()), Loading()
+    async with open_store(str(tmp_path / "llmgw.db"), lanes=Inline()) as store:
+        await store.holds.add(model.name, 1.0)
+        await store.facts.put(Fact(key=make_key(model, profile, "", ""), load_seconds=42.0), 1.0)
+        known = Known(
+            marking=Marking(scheduler, store.nodes, links=tuple, forgotten=lambda node: None, let_go=lambda node: None),
+            holding=Holding(scheduler, store.holds, defining=models, histories=models),  # type: ignore[arg-type]
+            defining=models,  # type: ignore[arg-type]
+            facts=store.facts,
+        )
+        models.before = lambda: (scheduler.fleet.held(model.name), scheduler.fleet.figures(model)[-1].value)
+        await _load(scheduler, loaded.config, known)
+    assert models.seen == (True, 42.0)
+
+
 class Loading:
     """The models, which are loaded last."""
 
     def __init__(self) -> None:
         self.loads = 0
+        self.before: Callable[[], Any] = lambda: None
+        self.seen: Any = None
 
     async def load(self) -> None:
         self.loads += 1
-        await trio.lowlevel.checkpoint()
+        await trio.testing.wait_all_tasks_blocked()
+        self.seen = self.before()
 
 
 async def test_the_store_is_told_as_it_is(tmp_path: Path) -> None:

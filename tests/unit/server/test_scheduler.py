@@ -9,15 +9,17 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.core.effects import Announce, Desire, Effect, WakeAt
-from llmgw.core.events import CatalogChanged, Demand, Event, NodeRegistered, ShardChanged, Wakeup
+from llmgw.core.effects import Announce, Desire, Drain, Effect, Happening, Learn, Proven, Reverted, WakeAt
+from llmgw.core.events import CatalogChanged, Demand, Drained, Event, NodeRegistered, ShardChanged, Wakeup
 from llmgw.core.fleet import Fleet
+from llmgw.core.learned import Fact, FactKey
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.replica import ShardState
+from llmgw.core.replica import ReplicaId, ShardState
+from llmgw.counters import Counters
 from llmgw.server.scheduler import INBOX_EVENTS, Scheduler
 
-M, N = ModelName("m"), NodeId("n1")
+M, N, R = ModelName("m"), NodeId("n1"), ReplicaId("rep-m-1")
 
 
 class Script(Fleet):
@@ -209,6 +211,105 @@ async def test_who_reports_too_much_waits(autojump_clock: trio.testing.MockClock
     with trio.move_on_after(5) as patience:
         await scheduler.post(Demand(model=M))
     assert patience.cancelled_caught
+
+
+async def test_what_is_put_never_waits_and_is_not_lost_while_the_inbox_is_full(nursery: trio.Nursery) -> None:
+    fleet = Script()
+    scheduler = Scheduler(fleet)
+    for _ in range(INBOX_EVENTS):
+        scheduler.put(Demand(model=M))
+    late = [Demand(model=M, waiting=number) for number in range(1, 2 * INBOX_EVENTS)]
+    for event in late:
+        scheduler.put(event)
+    await nursery.start(scheduler.serve)
+    with trio.fail_after(60):
+        await scheduler.settle(Wakeup())
+        heard = [event for event, _ in fleet.heard if isinstance(event, Demand)]
+        assert len(heard) == INBOX_EVENTS + len(late)
+        assert [event for event in heard if event.waiting] == late
+        # and there is as much room as before
+        for _ in range(3 * INBOX_EVENTS):
+            await scheduler.settle(Wakeup())
+    assert (scheduler._room.value, scheduler._over) == (INBOX_EVENTS, 0)
+
+
+async def test_what_is_put_comes_before_what_others_wait_to_hand_over_and_after_all_else(
+    nursery: trio.Nursery,
+) -> None:
+    fleet = Script()
+    scheduler = Scheduler(fleet)
+    for _ in range(INBOX_EVENTS - 1):
+        await scheduler.post(Wakeup())
+    await scheduler.post(Demand(model=M, waiting=1))
+    nursery.start_soon(scheduler.post, Demand(model=M, waiting=4))
+    await trio.testing.wait_all_tasks_blocked()
+    scheduler.put(Demand(model=M, waiting=2))
+    scheduler.put(Demand(model=M, waiting=3))
+    await nursery.start(scheduler.serve)
+    await trio.testing.wait_all_tasks_blocked()
+    assert [event.waiting for event, _ in fleet.heard if isinstance(event, Demand)] == [1, 2, 3, 4]
+
+
+async def test_what_is_put_in_a_turn_is_taken_after_it(nursery: trio.Nursery) -> None:
+    drains: list[Effect] = [Drain(replica=R, epoch=1, number=number) for number in range(3)]
+    fleet = Script(drains)
+    scheduler = Scheduler(fleet)
+    # nobody has said who knows what is in flight: nothing is
+    for _ in range(INBOX_EVENTS):
+        await scheduler.post(Demand(model=M))
+    await nursery.start(scheduler.serve)
+    with trio.fail_after(10):
+        await scheduler.settle(Wakeup())
+        # (they stand behind what was there before them)
+        await scheduler.settle(Wakeup())
+    drained = [event for event, _ in fleet.heard if isinstance(event, Drained)]
+    assert drained == [Drained(replica=R, epoch=1, number=number) for number in range(3)]
+
+
+async def test_who_attends_is_asked_to_drain(nursery: trio.Nursery) -> None:
+    fleet = Script([Drain(replica=R, epoch=2, number=7)])
+    scheduler = Scheduler(fleet)
+    asked: list[tuple[object, ...]] = []
+    scheduler.attend(lambda *drain: asked.append(drain))
+    await nursery.start(scheduler.serve)
+    with trio.fail_after(10):
+        await scheduler.settle(Wakeup())
+        await scheduler.settle(Wakeup())
+    assert asked == [(R, 2, 7)]
+    assert not any(isinstance(event, Drained) for event, _ in fleet.heard)
+
+
+async def test_what_a_later_server_is_to_know_is_handed_on_in_order(nursery: trio.Nursery, a_model: Any) -> None:
+    model = a_model()
+    key = FactKey(source="/x", engine="e", version="1", flags="f", gpu_class="")
+    effects: list[Effect] = [
+        Proven(model=model),
+        Learn(fact=Fact(key=key, load_seconds=2.0)),
+        Reverted(model=model, by=model, why="it fell over"),
+    ]
+    scheduler = Scheduler(Script(list(effects), list(effects)))
+    kept: list[Effect] = []
+    await nursery.start(scheduler.serve)
+    with trio.fail_after(10):
+        # there may be nobody to keep it
+        await scheduler.settle(Wakeup())
+        scheduler.entrust(kept.append)
+        await scheduler.settle(Wakeup())
+    assert kept == effects
+
+
+async def test_what_is_announced_is_counted_and_stands_in_the_chronicle(nursery: trio.Nursery) -> None:
+    counters = Counters()
+    announced = Announce(model=M, text="n1 is drained", what=Happening.NODE, node=N, warning=True, lines=("x",))
+    scheduler = Scheduler(Script([announced, Announce(model=None, text="y")]), counters=counters)
+    await nursery.start(scheduler.serve)
+    with trio.fail_after(10):
+        await scheduler.settle(Wakeup())
+    assert counters.by_name["llmgw_fleet_events_total"].values == {("node",): 1, ("model",): 1}
+    first, second = scheduler.chronicle.since(0).happened
+    assert (first.what, first.model, first.node, first.text) == ("node", M, N, "n1 is drained")
+    assert (first.lines, first.warning) == (("x",), True)
+    assert (second.number, second.text) == (2, "y")
 
 
 async def test_a_real_fleet_comes_to_serve(nursery: trio.Nursery, node: Any, a_model: Any, a_report: Any) -> None:

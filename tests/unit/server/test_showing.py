@@ -100,3 +100,23 @@ def test_of_several_replicas_the_nearest_to_serving_speaks(fleet: Fleet) -> None
     models = (replace(each, replicas=(ended, loading)),)
     (model,) = show(replace(statistics, models=models), "x").models
     assert (model.state, model.detail) == (ModelState.LOADING, "half")
+
+
+@pytest.mark.parametrize("state", [each for each in ShardState if each not in {ShardState.READY, ShardState.ENDED}])
+def test_every_step_of_a_replica_has_its_place(fleet: Fleet, state: ShardState) -> None:
+    statistics = fleet.statistics()
+    (each,) = statistics.models
+    ended, going = replace(each.replicas[0], state=ShardState.ENDED), replace(each.replicas[0], state=state)
+    models = (replace(each, replicas=(ended, going)),)
+    (model,) = show(replace(statistics, models=models), "x").models
+    assert model.state is (ModelState.STOPPED if state is ShardState.STOPPING else ModelState.LOADING)
+
+
+def test_a_model_that_is_to_go_or_is_held_is_not_running(fleet: Fleet) -> None:
+    statistics = fleet.statistics()
+    (each,) = statistics.models
+    going = replace(each.replicas[0], state=ShardState.READY, draining="it is idle")
+    held = replace(each, replicas=(), verdict=Rejected(), held=True)
+    for changed in (replace(each, replicas=(going,)), held):
+        (model,) = show(replace(statistics, models=(changed,)), "x").models
+        assert (model.state, model.detail) == (ModelState.STOPPED, None)

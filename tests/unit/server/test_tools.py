@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,11 +14,11 @@ from trio.testing import MockClock
 
 from llmgw.admin.management import Refused
 from llmgw.admin.views import encode
-from llmgw.core.events import CatalogChanged, NodeLost, NodeRegistered, ShardChanged, Wakeup
+from llmgw.core.events import CatalogChanged, ModelsHeld, NodeLost, NodeRegistered, ShardChanged, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, Profile, Task
 from llmgw.core.node import Node, NodeId
-from llmgw.core.replica import Replica, ShardState
+from llmgw.core.replica import Replica, ReplicaId, ShardState
 from llmgw.dialects.toolcheck import CHECK_SECONDS, Verdict
 from llmgw.door.http1 import ResponseHead
 from llmgw.door.upstream import Pool
@@ -120,11 +121,21 @@ class Setting:
             pool=lambda: self.pool,
             locate=self._locate,
             links=lambda: self.links,
+            counted=self._count,
         )
+        self.counted: list[ReplicaId] = []
 
     def _locate(self, replica: Replica) -> tuple[str, int]:
         self.located.append(replica)
         return ("127.0.0.1", self.port)
+
+    @contextmanager
+    def _count(self, replica: Replica) -> Iterator[None]:
+        self.counted.append(replica.id)
+        try:
+            yield
+        finally:
+            self.counted.remove(replica.id)
 
     def handle(self, *events: Any) -> None:
         for event in events:
@@ -197,7 +208,12 @@ async def test_an_engine_whose_plugin_is_gone_is_checked_all_the_same(
 ) -> None:
     place(a_model())
     setting.checks = ToolChecks(
-        setting.fleet, engines={}, pool=lambda: setting.pool, locate=setting._locate, links=lambda: setting.links
+        setting.fleet,
+        engines={},
+        pool=lambda: setting.pool,
+        locate=setting._locate,
+        links=lambda: setting.links,
+        counted=setting._count,
     )
     with trio.fail_after(60):
         report = (await setting.checks.check(a_model(), None)).check
@@ -231,6 +247,15 @@ async def test_what_is_not_ready_is_refused_with_its_reason(
     assert await refused(setting, model) == (503, "no_replica", told)
     told = "rep-tiny-1 is not ready: it is ended; out of memory"
     assert await refused(setting, model, replica.id) == (503, "no_replica", told)
+
+
+async def test_a_replica_that_drains_is_not_asked(setting: Setting, place: Place, a_model: Any) -> None:
+    (replica,) = place(a_model())
+    setting.handle(ModelsHeld(models=frozenset({a_model().name})))
+    status, code, message = await refused(setting, a_model(), replica.id)
+    assert (status, code) == (503, "no_replica")
+    assert message.startswith("rep-tiny-1 takes nothing new: it is to stop when its requests have ended (")
+    assert (await refused(setting, a_model()))[:2] == (503, "no_replica")
 
 
 async def test_a_model_that_is_not_to_run_says_so(setting: Setting, node: Node, a_model: Any) -> None:
@@ -286,7 +311,10 @@ async def test_there_are_a_few_checks_at_most_and_one_that_is_given_up_makes_roo
             with pytest.raises(Refused) as caught:
                 await setting.checks.check(model, None)
             assert (caught.value.status, caught.value.code) == (429, "too_many_checks")
+            # none is stopped meanwhile
+            assert setting.counted == ["rep-tiny-1"] * MAX_CHECKS
             nursery.cancel_scope.cancel()
+        assert setting.counted == []
         # the engine feels it
         await setting.engine.wait(lambda: setting.engine.left == MAX_CHECKS)
         setting.engine.hangs = False

@@ -70,6 +70,22 @@ async def test_taking_the_last_mark_off_leaves_a_seen_node_and_no_other(path: Pa
         assert await store.nodes.list_marks() == (StoredNode(node=N1, last_seen=1.0),)
 
 
+async def test_a_drain_is_kept_with_its_end_and_goes_with_the_next_mark(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        await store.nodes.see(N1, 1.0)
+        await store.nodes.mark(N1, cordoned=True, labels={}, draining=True, drain_until=99.5)
+        await store.nodes.mark(N2, cordoned=False, labels={}, draining=True)
+        await store.nodes.see(N1, 2.0)
+    async with open_store(str(path)) as store:
+        assert await store.nodes.list_marks() == (
+            StoredNode(node=N1, last_seen=2.0, cordoned=True, draining=True, drain_until=99.5),
+            StoredNode(node=N2, draining=True),
+        )
+        for node in (N1, N2):
+            await store.nodes.mark(node, cordoned=False, labels={})
+        assert await store.nodes.list_marks() == (StoredNode(node=N1, last_seen=2.0),)
+
+
 async def test_labels_that_cannot_be_read_are_left_out_and_told(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with open_store(str(path)) as store:
         await store.nodes.mark(N1, cordoned=True, labels={"a": "b"})

@@ -41,7 +41,7 @@ def fail_halfway(tables: Database) -> None:
 
 def test_an_empty_file_gets_all_tables(connection: sqlite3.Connection) -> None:
     assert migrate(connection, "x.db") == len(MIGRATIONS)
-    assert tables(connection) == {"models", "nodes"}
+    assert tables(connection) == {"models", "nodes", "history", "holds", "facts"}
     assert number(connection) == len(MIGRATIONS)
     assert connection.execute("pragma application_id").fetchone() == (APPLICATION_ID,)
 
@@ -103,3 +103,17 @@ def test_a_migration_of_nodes_that_fails_leaves_them_as_they_were(connection: sq
         migrate(connection, "x.db")
     assert number(connection) == 1
     assert connection.execute("select * from nodes").fetchall() == [("n1", 1.0, 2.0)]
+
+
+def test_what_the_second_tables_hold_is_there_in_the_third(connection: sqlite3.Connection) -> None:
+    migrate(connection, "x.db", MIGRATIONS[:2])
+    connection.execute("insert into models values ('a', '{}', 'name: a', 1.5)")
+    connection.execute("insert into nodes values ('n1', 1.0, 2.0, 1, '{\"a\":null}'), ('n2', null, null, 1, '{}')")
+    migrate(connection, "x.db", MIGRATIONS[:3])
+    assert number(connection) == 3
+    assert connection.execute("select * from models").fetchall() == [("a", "{}", "name: a", 1.5)]
+    columns = "id, first_seen, last_seen, cordoned, labels, draining, drain_until"
+    assert connection.execute(f"select {columns} from nodes order by id").fetchall() == [
+        ("n1", 1.0, 2.0, 1, '{"a":null}', 0, None),
+        ("n2", None, None, 1, "{}", 0, None),
+    ]

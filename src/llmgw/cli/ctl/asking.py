@@ -40,6 +40,8 @@ _MEASURED = {
     "utilization_percent",
     "foreign",
     "seconds_left",
+    "drain_seconds_left",
+    "in_flight",
     "seconds_ago",
     "held_up",
     "size_bytes",

@@ -100,6 +100,8 @@ class Operator:
             connection.close()
         if len(answer) > MAX_ANSWER_BYTES:
             raise self.stranger("more than 64 MiB")
+        if response.length:
+            raise NoAnswer(f"{at.url} ({at.source}) hung up in the middle of its answer")
         return response.status, response.headers.get_content_type() if response.headers else "", answer
 
     def _told_no(self, answer: bytes) -> LlmgwError:

@@ -36,8 +36,10 @@ def draw(answer: Any) -> list[Block]:
     if not answer["cordoned"]:
         return [f"{name} takes new replicas", *never_here(answer)]
     blocks: list[Block] = [f"{name} is cordoned: nothing new is placed there"]
-    if running:
+    if running and not answer.get("draining"):
         blocks.append(f"what runs there stays: {running}")
+    if answer.get("draining"):
+        blocks.append(f"it drains: what runs there goes once it runs elsewhere (llmgw ctl uncordon {name} ends that)")
     return [*blocks, *never_here(answer)]
 
 

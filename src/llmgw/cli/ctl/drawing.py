@@ -15,33 +15,10 @@ UNKNOWN = "-"
 # Engines colour their logs; the colours are no part of the text.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _STYLES = {
-    "ready": "green",
-    "yes": "green",
-    "ok": "green",
-    "chosen": "green",
-    "loading": "yellow",
-    "launching": "yellow",
-    "placed": "yellow",
-    "joining": "yellow",
-    "waiting": "yellow",
-    "silent": "yellow",
-    "stopping": "yellow",
-    "problems": "yellow",
-    "deprecated": "yellow",
-    "broken": "red",
-    "renamed": "red",
-    "removed": "red",
-    "unknown": "red",
-    "wrong value": "red",
-    "failed": "red",
-    "lost": "red",
-    "unreachable": "red",
-    "ready,cordoned": "yellow",
-    "joining,cordoned": "yellow",
-    "silent,cordoned": "yellow",
-    "lost,cordoned": "red",
-    "unseen": "yellow",
-    "unseen,cordoned": "yellow",
+    **dict.fromkeys(("ready", "yes", "ok", "chosen", "proven"), "green"),
+    **dict.fromkeys(("placed", "preparing", "prepared", "launching", "loading", "waiting", "stopping"), "yellow"),
+    **dict.fromkeys(("cordoned", "draining", "joining", "silent", "unseen", "problems", "deprecated"), "yellow"),
+    **dict.fromkeys(("broken", "renamed", "removed", "unknown", "wrong value", "failed", "lost", "unreachable"), "red"),
 }
 
 
@@ -107,6 +84,12 @@ def paint(blocks: Iterable[Block]) -> Group:
             table.add_column(column, overflow="fold")
         for row in block.rows:
             # Text, not markup: a name with [brackets] is a name.
-            table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in map(shown, row)))
+            table.add_row(*(Text(cell, style=_style(cell)) for cell in map(shown, row)))
         painted.append(table)
     return Group(*painted)
+
+
+def _style(cell: str) -> str:
+    """Of several words ("lost,cordoned") that of the one which needs somebody most."""
+    styles = {_STYLES.get(word) for word in cell.split(",")}
+    return next((style for style in ("red", "yellow", "green") if style in styles), "")

@@ -9,11 +9,13 @@ from llmgw.cli.commands import CommandTable
 COMMANDS = {
     "add": "Add the models of a definition file; they are kept over restarts.",
     "edit": "Edit the definition of a model that was added.",
+    "history": "The definitions that a model has had, and what became of each.",
     "rm": "Remove a model that was added.",
+    "rollback": "Give a model that was added an earlier definition again.",
     "show": "Everything about one model.",
 }
 
 
 @click.command("model", cls=CommandTable, prefix="llmgw.cli.ctl.model_", table=COMMANDS)
 def command() -> None:
-    """Add, edit, remove and show models while the server runs."""
+    """Add, edit, remove and show models while the server runs, and return to earlier definitions."""

@@ -49,8 +49,10 @@ def _facts(model: dict[str, Any], definition: dict[str, Any], added_at: float | 
     kept = f"declared at {where}" if where else "stored"
     if added_at is not None:
         kept += time.strftime(", added %Y-%m-%d %H:%M", time.localtime(added_at))
+    rolling = model.get("rolling")
     facts = {
         "status": model.get("detail"),
+        "rollout": rolling if rolling != model.get("detail") else None,
         "aliases": ", ".join(definition["aliases"]) or None,
         "kept": kept,
         "task": definition.get("task"),
@@ -60,7 +62,8 @@ def _facts(model: dict[str, Any], definition: dict[str, Any], added_at: float | 
         "context": definition.get("context_length"),
         "output": definition.get("max_output"),
         "prices": _prices(definition.get("prices")),
-        "scaling": f"min {scaling['min']}, max {scaling['max']}, idle {lasted(scaling['idle_timeout_seconds'])}",
+        "scaling": f"min {scaling['min']}, max {scaling['max']}, target {scaling['target']}, "
+        f"idle {lasted(scaling['idle_timeout_seconds'])}",
     }
     return [f"{name:<8}  {shown(value)}" for name, value in facts.items() if value is not None]
 

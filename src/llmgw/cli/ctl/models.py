@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -18,14 +19,26 @@ def command(*, asked: Asked) -> None:
     """Show the models.
 
     REPLICAS is ready/wanted. STATUS is ready, loading, waiting (no node can run it now), failed, unreachable (its node
-    is lost), stopping, on-demand (loads when somebody asks) or stopped (scaling.max is 0).
+    is lost), stopping, on-demand (loads when somebody asks) or stopped (scaling.max is 0, or `llmgw ctl stop`). Below
+    stands which of them is held by an operator, on its way to another definition, or goes on by an earlier one.
     `llmgw ctl model show NAME` says more.
     """
     show(asked, "/models", draw)
 
 
 def draw(answer: Any) -> list[Block]:
-    return [Grid(columns=COLUMNS, rows=tuple(_row(model) for model in answer["models"]))]
+    models = answer["models"]
+    blocks: list[Block] = [Grid(columns=COLUMNS, rows=tuple(_row(model) for model in models))]
+    lines = [f"{shown(model['name'])}: {line}" for model in models for line in _tell_course(model)]
+    return [*blocks, "", *lines] if lines else blocks
+
+
+def _tell_course(model: dict[str, Any]) -> Iterator[str]:
+    """What an operator or a definition has made of it, which its status does not say."""
+    if model.get("held") or model.get("failed") is not None:
+        yield shown(model.get("detail"))
+    if (rolling := model.get("rolling")) is not None:
+        yield shown(rolling)
 
 
 def _row(model: dict[str, Any]) -> tuple[str, ...]:

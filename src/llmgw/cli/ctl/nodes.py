@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import click
 
 from llmgw.cli.ctl.asking import Asked, operator_options, show
 from llmgw.cli.ctl.drawing import UNKNOWN, Block, Grid, listed, shown
-from llmgw.cli.ctl.figures import ago, free_of, share_gb
+from llmgw.cli.ctl.figures import ago, free_of, lasted, share_gb
 
 COLUMNS = ("NODE", "STATE", "GPUS", "MEM", "DISK", "CLASSES", "FABRICS", "REPLICAS", "LAST SEEN")
 
@@ -19,11 +20,12 @@ def command(*, asked: Asked) -> None:
     """Show the nodes.
 
     STATE is ready, joining (connected, not registered yet), silent (its link is down), lost (silent for longer than
-    its lease) or unseen (it was marked and has never been here), with ",cordoned" where nothing new is placed. GPUS are
-    those that no replica has, of all. MEM is what replicas could still book, of all: without what they have booked,
-    whatever they use of it, and what other programs hold. DISK is what is free of the filesystems for weights, of all.
-    A fabric that is out of service is marked (down). A dash is not known. LAST SEEN with a "<" is of before the
-    server's start, and may have been later. Below stands what is the matter with a machine.
+    its lease) or unseen (it was marked and has never been here), with ",cordoned" where nothing new is placed, and
+    ",draining" where besides what runs there leaves. GPUS are those that no replica has, of all. MEM is what replicas
+    could still book, of all: without what they have booked, whatever they use of it, and what other programs hold. DISK
+    is what is free of the filesystems for weights, of all. A fabric that is out of service is marked (down). A dash is
+    not known. LAST SEEN with a "<" is of before the server's start, and may have been later. Below stands what is the
+    matter with a machine, and what one that drains still waits for.
     """
     show(asked, "/nodes", draw)
 
@@ -31,8 +33,8 @@ def command(*, asked: Asked) -> None:
 def draw(answer: Any) -> list[Block]:
     nodes = answer["nodes"]
     blocks: list[Block] = [Grid(columns=COLUMNS, rows=tuple(_row(node) for node in nodes))]
-    warnings = [f"{shown(node['node'])}: {shown(line)}" for node in nodes for line in node.get("warnings") or ()]
-    return [*blocks, "", *warnings] if warnings else blocks
+    lines = [f"{shown(node['node'])}: {shown(line)}" for node in nodes for line in _lines(node)]
+    return [*blocks, "", *lines] if lines else blocks
 
 
 def draw_only(answer: Any, name: str) -> list[Block]:
@@ -43,7 +45,7 @@ def draw_only(answer: Any, name: str) -> list[Block]:
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
     return (
         shown(node["node"]),
-        shown(node["state"]) + (",cordoned" if node.get("cordoned") else ""),
+        shown(node["state"]) + _marked(node),
         _gpus(node),
         share_gb(node.get("memory_free_gb"), node.get("memory_gb")),
         _disk(node.get("disks")),
@@ -52,6 +54,22 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         str(len(node["replicas"])),
         _heard(node),
     )
+
+
+def _marked(node: dict[str, Any]) -> str:
+    # (what drains is cordoned too)
+    if node.get("draining"):
+        return ",draining"
+    return ",cordoned" if node.get("cordoned") else ""
+
+
+def _lines(node: dict[str, Any]) -> Iterator[str]:
+    """What is the matter with it, and how far it is with its drain."""
+    yield from node.get("warnings") or ()
+    if node.get("draining") and (waits := node.get("drain_waits_for")) is not None:
+        left = node.get("drain_seconds_left")
+        limit = "" if left is None else f"; what is left in {lasted(left)} stops in any case"
+        yield f"it drains: {waits}{limit}"
 
 
 def _heard(node: dict[str, Any]) -> str:

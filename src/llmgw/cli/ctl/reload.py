@@ -30,7 +30,9 @@ def draw(answer: Any) -> list[Block]:
         blocks.append(f"{file}: {_named(changed)} changed and in effect")
     if waits:
         blocks.append(f"{file}: {_named(waits)} changed, in effect after a restart of the server")
-    return blocks or [f"{file}: nothing has changed"]
+    if not blocks:
+        blocks.append(f"{file}: nothing has changed")
+    return [*blocks, *(f"{shown(each['name'])}: {shown(each['message'])}" for each in answer.get("failed", ()))]
 
 
 def _named(keys: list[str]) -> str:

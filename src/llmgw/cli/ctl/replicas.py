@@ -2,38 +2,80 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import click
 
-from llmgw.cli.ctl.asking import Asked, operator_options, show
-from llmgw.cli.ctl.drawing import Block, Grid, shown
+from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show
+from llmgw.cli.ctl.client import ToldNo, as_word
+from llmgw.cli.ctl.drawing import Block, Grid, listed, shown
 from llmgw.cli.ctl.figures import ago, percent
 
 COLUMNS = ("REPLICA", "MODEL", "NODE", "STATE", "SINCE", "RUNNING", "WAITING", "CACHE", "HITS", "DETAIL")
+SHARD_COLUMNS = ("REPLICA", "RANK", "NODE", "STATE", "SINCE", "GPUS", "DETAIL")
 
 
 @click.command("replicas")
+@click.argument("model", required=False)
+@click.option("--verbose", is_flag=True, help="Each shard of all of them, with its engine's last lines.")
 @operator_options
-def command(*, asked: Asked) -> None:
-    """Show the replicas.
+def command(*, model: str | None, verbose: bool, asked: Asked) -> None:
+    """Show the replicas, all or those of MODEL (or of the model of that alias).
 
-    STATE is placed, launching, loading, ready, stopping, failed or unreachable (its node is lost);
+    STATE is placed, preparing, prepared (waits for its other nodes), launching, loading, ready, draining (it gets no
+    new request, and DETAIL says why it goes), stopping, failed or unreachable (its node is lost);
     RUNNING and WAITING are requests in the engine, CACHE is the used share of its KV cache, HITS the share of the
     prompts' tokens that its prefix cache had, since it started. A dash is what an engine does not say.
-    Below the table stands which of them takes shorter requests than its model promises; and, of each that failed, the
-    cause, what to do about it, and the last lines of its engine.
+    Below the table stand the shards of those that span nodes; which of them takes shorter requests than its model
+    promises; and, of each that failed, the cause, what to do about it, and the last lines of its engine.
     """
-    show(asked, "/replicas", draw)
+    path = "/replicas" if model is None else f"/replicas?model={as_word(_find_name(asked, model))}"
+    show(asked, path, lambda answer: draw(answer, verbose=verbose))
 
 
-def draw(answer: Any) -> list[Block]:
+def _find_name(asked: Asked, name: str) -> str:
+    """The model's own name. ToldNo when there is none, nor replicas of one that was removed."""
+    try:
+        answer = asked.operator.ask("GET", f"/models/{as_word(name)}")
+    except ToldNo as refused:
+        left = asked.operator.ask("GET", f"/replicas?model={as_word(name)}")
+        if refused.code == "unknown_model" and drawn(asked.operator, left, lambda facts: facts["replicas"]):
+            return name
+        raise
+    return drawn(asked.operator, answer, lambda facts: str(facts["model"]["name"]))
+
+
+def draw(answer: Any, *, verbose: bool = False) -> list[Block]:
     replicas = answer["replicas"]
     blocks: list[Block] = [Grid(columns=COLUMNS, rows=tuple(_row(replica) for replica in replicas))]
+    if shards := [row for replica in replicas for row in _shards(replica, verbose=verbose)]:
+        blocks += ["", Grid(columns=SHARD_COLUMNS, rows=tuple(shards))]
     for replica in replicas:
         blocks += _short_of_context(replica)
         blocks += _last_words(replica)
+        if verbose:
+            blocks += _last_words_of_shards(replica)
     return blocks
+
+
+def _shards(replica: dict[str, Any], *, verbose: bool) -> list[tuple[str, ...]]:
+    """Of one on one node its own line says all."""
+    shards = replica.get("shards") or ()
+    if len(shards) < 2 and not verbose:
+        return []
+    return [
+        (
+            shown(replica["replica"]),
+            str(shard["rank"]),
+            shown(shard["node"]),
+            _state(shard["state"]),
+            ago(shard["seconds_in_state"]),
+            listed(shard.get("gpus")),
+            shown(shard.get("cause") or shard.get("progress") or ""),
+        )
+        for shard in shards
+    ]
 
 
 def _short_of_context(replica: dict[str, Any]) -> list[Block]:
@@ -52,9 +94,21 @@ def _last_words(replica: dict[str, Any]) -> list[Block]:
         return []
     blocks: list[Block] = ["", f"{shown(replica['replica'])} on {shown(replica['node'])}:"]
     blocks += [f"{name:<6}  {shown(text)}" for name, text in (("cause", cause), ("remedy", remedy)) if text is not None]
-    if lines:
-        blocks += ["the last lines of its engine:", *(f"  {shown(line)}" for line in lines)]
+    return [*blocks, *_tell_lines(lines)]
+
+
+def _last_words_of_shards(replica: dict[str, Any]) -> list[Block]:
+    """Those that are not the replica's own, which are told anyway."""
+    blocks: list[Block] = []
+    for shard in replica.get("shards") or ():
+        lines = shard.get("lines") or ()
+        if lines and lines != replica.get("lines"):
+            blocks += ["", f"{shown(shard['shard'])} on {shown(shard['node'])}:", *_tell_lines(lines)]
     return blocks
+
+
+def _tell_lines(lines: Sequence[str]) -> list[Block]:
+    return ["the last lines of its engine:", *(f"  {shown(line)}" for line in lines)] if lines else []
 
 
 def _row(replica: dict[str, Any]) -> tuple[str, ...]:
@@ -62,12 +116,29 @@ def _row(replica: dict[str, Any]) -> tuple[str, ...]:
         shown(replica["replica"]),
         shown(replica["model"]),
         shown(replica["node"]),
-        # What has ended and is still shown is what is to be tried again.
-        "failed" if replica["state"] == "ended" else shown(replica["state"]),
+        "draining" if _is_draining(replica) else _state(replica["state"]),
         ago(replica["seconds_in_state"]),
         shown(replica.get("running")),
         shown(replica.get("waiting")),
         percent(replica.get("cache_used"), 1.0),
         percent(replica.get("cached_tokens"), replica.get("prompt_tokens")),
-        shown(replica.get("cause") or replica.get("progress") or ""),
+        _detail(replica),
     )
+
+
+def _is_draining(replica: dict[str, Any]) -> bool:
+    # What happens to it after that says more.
+    return replica.get("draining") is not None and replica["state"] == "ready"
+
+
+def _detail(replica: dict[str, Any]) -> str:
+    if _is_draining(replica):
+        count = replica.get("in_flight")
+        left = "" if count is None else f"; {count} {'request' if count == 1 else 'requests'} in flight"
+        return f"{shown(replica['draining'])}{left}"
+    return shown(replica.get("cause") or replica.get("progress") or "")
+
+
+def _state(state: str) -> str:
+    # What has ended and is still shown is what is to be tried again.
+    return "failed" if state == "ended" else shown(state)

@@ -12,7 +12,7 @@ from llmgw.cli.ctl.cordon import say
 @click.argument("node")
 @operator_options
 def command(*, node: str, asked: Asked) -> None:
-    """Let NODE take new replicas again, after `llmgw ctl cordon`.
+    """Let NODE take new replicas again, after `llmgw ctl cordon` or `llmgw ctl drain`.
 
     With --watch the node is shown afterwards.
     """

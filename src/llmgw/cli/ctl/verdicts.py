@@ -12,6 +12,8 @@ from llmgw.cli.ctl.figures import ago
 MANY = 30
 # Of those with one verdict.
 FEW = 3
+# What is measured, by its name.
+FIGURES = {"gpu_memory": "memory of each GPU", "memory": "memory", "load": "time to load"}
 # What a score is made of, by its key without "_seconds".
 PARTS = {
     "fetch": "to fetch the weights",
@@ -27,6 +29,10 @@ def draw_explanation(answer: Any, *, whole: bool) -> list[Block]:
     """One model: where it is, what one more replica would come to, each verdict, and what was decided before."""
     explanation = answer["explanation"]
     blocks: list[Block] = [*_now(answer), *_outcome(explanation)]
+    if evicts := answer.get("evicts"):
+        blocks.append(shown(evicts))
+    if numbers := answer.get("numbers"):
+        blocks += ["", _numbers(numbers)]
     nodes = {node for candidate in explanation["candidates"] for node in candidate["nodes"]}
     if nodes:
         grid = _count_verdicts if len(nodes) > MANY and not whole else _list_verdicts
@@ -90,6 +96,20 @@ def _score(score: Any) -> str:
 
 def _named(nodes: Sequence[str]) -> str:
     return ", ".join(shown(node) for node in nodes)
+
+
+def _numbers(numbers: Sequence[Any]) -> Grid:
+    """What it went by, and where each of these comes from: the definition, an earlier launch, or what is usual."""
+    rows = tuple(
+        (
+            shown(FIGURES.get(each["name"], each["name"])),
+            shown(each["profile"] or None),
+            f"{each['value']:.4g} {shown(each['unit'])}",
+            shown(each["kind"]),
+        )
+        for each in numbers
+    )
+    return Grid(columns=("NUMBER", "PROFILE", "VALUE", "IS"), rows=rows)
 
 
 # Verdicts

@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 
 from llmgw.cli import main
+from llmgw.cli.ctl.address import Address
+from llmgw.cli.ctl.asking import Asked
+from llmgw.cli.ctl.client import Operator
 
 
 @dataclass(frozen=True)
@@ -95,3 +98,36 @@ def ctl(port: Port, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.Monke
         return Ended(caught.value.code, said.out, said.err)
 
     return run
+
+
+class Scripted(Operator):
+    """Answers in their order, whatever it is asked, or fails so; then Ctrl-C. Nothing is waited for in between."""
+
+    def __init__(self, *answers: object) -> None:
+        super().__init__(Address(host="127.0.0.1", port=1, source="a test"))
+        self.answers = list(answers)
+        self.paths: list[str] = []
+
+    def ask(self, method: str, path: str, body: Any = None) -> bytes:
+        self.paths.append(path)
+        if not self.answers:
+            raise KeyboardInterrupt
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return json.dumps(answer).encode()
+
+
+@pytest.fixture
+def scripted() -> Callable[..., Scripted]:
+    return Scripted
+
+
+@pytest.fixture
+def asked_of() -> Callable[..., Asked]:
+    """What a command has that asks a server which gives these answers."""
+
+    def make(*answers: object, **facts: Any) -> Asked:
+        return Asked(operator=Scripted(*answers), sleep=lambda seconds: None, **facts)
+
+    return make

@@ -70,6 +70,25 @@ def drip(listener: socket.socket, begin: bytes, over: threading.Event) -> None:
             connection.sendall(b"x")
 
 
+def test_a_server_that_ends_in_the_middle_of_an_answer_may_come_back() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer_half() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(
+                    b'HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 99\r\n\r\n{"no'
+                )
+
+        answering = threading.Thread(target=answer_half)
+        answering.start()
+        host, number = listener.getsockname()
+        with pytest.raises(NoAnswer, match="hung up in the middle of its answer"):
+            Operator(Address(host=host, port=number, source="the default")).ask("GET", "/nodes")
+        answering.join()
+
+
 @pytest.mark.parametrize(
     "begin", [b"HTTP/1.1 200 OK\r\nX-Head: ", b"HTTP/1.1 200 OK\r\nContent-Length: 999999\r\n\r\n"]
 )

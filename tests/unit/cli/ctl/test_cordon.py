@@ -32,3 +32,10 @@ def test_with_watch_the_node_is_shown_afterwards(port: Any, ctl: Any) -> None:
     ended = ctl("cordon", "ab", "--watch")
     assert (ended.status, ended.out, ended.err) == (1, "", "llmgw: no\n")
     assert len(port.heard) == 1, "what was refused is not watched"
+
+
+def test_one_that_drains_keeps_nothing(port: Any, ctl: Any) -> None:
+    port.will_answer("POST", "/nodes/gpu01/cordon", {**CORDONED, "draining": True, "running": ["rep-a-1"]})
+    assert ctl("cordon", "gpu01").out.splitlines()[1:] == [
+        "it drains: what runs there goes once it runs elsewhere (llmgw ctl uncordon gpu01 ends that)"
+    ]

@@ -31,6 +31,17 @@ def test_a_terminal_gets_the_same_words_in_colours() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cell", "colour"),
+    [("ready,draining", "33"), ("lost,cordoned", "31"), ("current,serving", None), ("proven", "32"), ("a,b", None)],
+)
+def test_of_several_words_the_worst_gives_the_colour(cell: str, colour: str | None) -> None:
+    out = io.StringIO()
+    Console(file=out, force_terminal=True, width=80).print(paint([Grid(columns=("A",), rows=((cell,),))]))
+    row = out.getvalue().splitlines()[1]
+    assert (f"\x1b[{colour}m{cell}" in row) if colour is not None else ("\x1b" not in row)
+
+
+@pytest.mark.parametrize(
     ("value", "cell"),
     [
         (None, "-"),

@@ -44,6 +44,16 @@ def test_replacing_is_said(port: Any, ctl: Any, file: Path) -> None:
     assert port.heard[0].body["replace"] is True
 
 
+def test_what_it_does_to_replicas_and_a_hold_is_told(port: Any, ctl: Any, file: Path) -> None:
+    port.will_answer("POST", "/models", {"models": [added(replaced=True, rolls=True), added("n", held=True)]})
+    assert ctl("model", "add", "-f", str(file), "--replace").out.splitlines() == [
+        "m is replaced",
+        "m: its replicas are replaced, one after the other: llmgw ctl replicas m",
+        "n is added",
+        "n is stopped: `llmgw ctl load n` lets it run",
+    ]
+
+
 def test_what_does_nothing_yet_and_what_does_not_run_is_told(port: Any, ctl: Any, file: Path) -> None:
     models = [added("a", not_in_effect=["profiles.tp", "over_limit"]), added("b", runs=False)]
     port.will_answer("POST", "/models", {"models": models})

@@ -16,7 +16,7 @@ DETAIL: dict[str, Any] = {
         "aliases": ["a", "b"],
         "context_length": 8192,
         "prices": {"prompt": 0.15, "completion": 2.0},
-        "scaling": {"min": 1, "max": 2, "idle_timeout_seconds": 900.0},
+        "scaling": {"min": 1, "max": 2, "idle_timeout_seconds": 900.0, "target": 8},
         "profiles": [
             {
                 "name": "tp2",
@@ -59,7 +59,7 @@ def test_a_model_is_shown_whole(port: Any, ctl: Any) -> None:
         "loras     sql, law\n"
         "context   8192\n"
         "prices    prompt 0.15, completion 2 per million tokens\n"
-        "scaling   min 1, max 2, idle 15m\n"
+        "scaling   min 1, max 2, target 8, idle 15m\n"
         "\n"
         "PROFILE  ENGINE  PRIORITY  CLASS  TP  PP  NODES  NEEDS                          LABELS         PARSERS"
         "       ARGS\n"
@@ -83,6 +83,15 @@ def test_a_declared_one_says_where(port: Any, ctl: Any) -> None:
     said = ctl("model", "show", "m").out
     assert "kept      declared at server.yaml:4:3\n" in said
     assert "as it was added" not in said
+
+
+def test_a_rollout_is_told_beside_what_else_holds_it_up(port: Any, ctl: Any) -> None:
+    rolling = "rolling: rep-m-1 runs by the earlier definition"
+    model = {**DETAIL["model"], "rolling": rolling}
+    port.will_answer("GET", "/models/m", {**DETAIL, "model": model})
+    port.will_answer("GET", "/models/n", {**DETAIL, "model": {**model, "detail": rolling}})
+    assert ctl("model", "show", "m").out.splitlines()[1:3] == ["status    n1: no GPU", f"rollout   {rolling}"]
+    assert ctl("model", "show", "n").out.splitlines()[1:3] == [f"status    {rolling}", "aliases   a, b"]
 
 
 def test_its_replicas_are_among_it(port: Any, ctl: Any) -> None:

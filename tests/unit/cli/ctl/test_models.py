@@ -21,3 +21,17 @@ def test_models_are_a_table_with_exactly_these_columns(port: Any, ctl: Any) -> N
         "qwen2.5-coder-3b-instruct  yes      1/1       ready      coder,code\n"
         "large                      no       0/0       on-demand\n"
     )
+
+
+def test_what_was_made_of_a_model_stands_below_the_table(port: Any, ctl: Any) -> None:
+    held = {**LARGE, "status": "stopped", "held": True, "detail": "an operator has stopped it"}
+    rolling = "rolling: rep-qwen-1 runs by the earlier definition"
+    rolls = {**QWEN, "rolling": rolling, "detail": rolling}
+    failed = {**QWEN, "name": "b", "held": False, "failed": "out of memory", "detail": "the definition failed"}
+    loading = {**QWEN, "name": "c", "status": "loading", "detail": "43 %"}
+    port.will_answer("GET", "/models", {"models": [held, rolls, failed, loading]})
+    assert ctl("models").out.split("\n\n")[1].splitlines() == [
+        "large: an operator has stopped it",
+        "qwen2.5-coder-3b-instruct: rolling: rep-qwen-1 runs by the earlier definition",
+        "b: the definition failed",
+    ]

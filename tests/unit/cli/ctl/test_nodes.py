@@ -74,6 +74,19 @@ def test_a_cordon_is_part_of_the_state(port: Any, ctl: Any) -> None:
     assert ctl("nodes").out.splitlines()[1].split()[:2] == ["gpu01", "ready,cordoned"]
 
 
+def test_a_drain_is_part_of_the_state_and_what_it_waits_for_stands_below(port: Any, ctl: Any) -> None:
+    going = {**N1, "cordoned": True, "draining": True, "drain_waits_for": "rep-m-1 is stopping"}
+    timed = {**going, "node": "gpu02", "drain_seconds_left": 61.0}
+    done = {**N1, "node": "gpu03", "cordoned": True, "draining": True, "replicas": []}
+    port.will_answer("GET", "/nodes", {"nodes": [going, timed, done]})
+    told = ctl("nodes").out.splitlines()
+    assert [line.split()[1] for line in told[1:4]] == ["ready,draining"] * 3
+    assert told[5:] == [
+        "gpu01: it drains: rep-m-1 is stopping",
+        "gpu02: it drains: rep-m-1 is stopping; what is left in 1m1s stops in any case",
+    ]
+
+
 def test_json_has_the_nvlink_peers_that_are_known(port: Any, ctl: Any) -> None:
     gpus = [{"uuid": "GPU-0", "nvlink_peers": []}, {"uuid": "GPU-1"}]
     port.will_answer("GET", "/nodes", {"nodes": [{**N1, "gpus": gpus}]})

@@ -27,6 +27,15 @@ def test_what_changed_is_told_apart_from_what_waits(
     assert ctl("reload").out == said
 
 
+def test_a_definition_that_failed_before_is_named(port: Any, ctl: Any) -> None:
+    failed = [{"kind": "model", "name": "m", "message": f"the definition in {FILE}:4:3 failed: out of memory"}]
+    port.will_answer("POST", "/reload", {"file": FILE, "changed": [], "needs_restart": [], "failed": failed})
+    assert ctl("reload").out.splitlines() == [
+        f"{FILE}: nothing has changed",
+        f"m: the definition in {FILE}:4:3 failed: out of memory",
+    ]
+
+
 def test_with_watch_the_models_are_shown_afterwards(port: Any, ctl: Any) -> None:
     port.will_answer("POST", "/reload", {"file": FILE, "changed": [], "needs_restart": []})
     # A server that says no ends the watching.

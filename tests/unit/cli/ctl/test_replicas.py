@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 READY = {
@@ -83,3 +84,82 @@ def test_each_that_failed_has_its_own_words(port: Any, ctl: Any) -> None:
     _, first, second = ctl("replicas").out.split("\n\n")
     assert first.splitlines()[:2] == ["rep-n-1 on n1:", "cause   out of memory"]
     assert second.splitlines()[:2] == ["rep-n-2 on n1:", "cause   its port"]
+
+
+def shard(rank: int, node: str, state: str, **facts: Any) -> dict[str, Any]:
+    return {"shard": f"shd-g-1-{rank}", "node": node, "rank": rank, "state": state, "seconds_in_state": 2.0, **facts}
+
+
+GROUP = {
+    **LOADING,
+    "replica": "rep-g-1",
+    "state": "ended",
+    "cause": "n2: it ended",
+    "lines": ["no NCCL"],
+    "shards": [
+        shard(0, "n1", "stopping", gpus=["GPU-0", "GPU-1"]),
+        shard(1, "n2", "ended", cause="it ended", lines=["no NCCL"]),
+        shard(2, "n3", "ended", lines=["lost rank 1"]),
+    ],
+}
+
+
+def test_the_shards_of_one_that_spans_nodes_have_a_table(port: Any, ctl: Any) -> None:
+    alone = {**READY, "shards": [shard(0, "n1", "ready")]}
+    port.will_answer("GET", "/replicas", {"replicas": [alone, GROUP]})
+    _, shards, *below = ctl("replicas").out.split("\n\n")
+    assert shards.splitlines() == [
+        "REPLICA  RANK  NODE  STATE     SINCE   GPUS         DETAIL",
+        "rep-g-1  0     n1    stopping  2s ago  GPU-0,GPU-1",
+        "rep-g-1  1     n2    failed    2s ago  -            it ended",
+        "rep-g-1  2     n3    failed    2s ago  -",
+    ]
+    assert [block.splitlines()[0] for block in below] == ["rep-g-1 on n1:"]
+
+
+def test_verbose_has_every_shard_and_the_last_lines_of_each(port: Any, ctl: Any) -> None:
+    alone = {**READY, "shards": [shard(0, "n1", "ready")]}
+    port.will_answer("GET", "/replicas", {"replicas": [alone, GROUP]})
+    _, shards, *below = ctl("replicas", "--verbose").out.split("\n\n")
+    assert [line.split()[:2] for line in shards.splitlines()[1:]] == [
+        ["rep-m-1", "0"],
+        ["rep-g-1", "0"],
+        ["rep-g-1", "1"],
+        ["rep-g-1", "2"],
+    ]
+    assert [block.splitlines() for block in below[1:]] == [
+        ["shd-g-1-2 on n3:", "the last lines of its engine:", "  lost rank 1"]
+    ]
+
+
+def test_one_that_drains_says_why_and_how_many_requests_it_still_answers(port: Any, ctl: Any) -> None:
+    going = {**READY, "draining": "n1 is to be drained", "in_flight": 1}
+    gone = {**going, "state": "stopping", "progress": "SIGTERM"}
+    port.will_answer("GET", "/replicas", {"replicas": [going, gone]})
+    rows = [re.split("  +", line) for line in ctl("replicas").out.splitlines()[1:]]
+    assert [(row[3], row[-1]) for row in rows] == [
+        ("draining", "n1 is to be drained; 1 request in flight"),
+        ("stopping", "SIGTERM"),
+    ]
+
+
+def test_those_of_one_model_are_asked_for_by_any_of_its_names(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/models/coder", {"model": {"name": "org/m"}})
+    port.will_answer("GET", "/replicas?model=org%2Fm", {"replicas": [READY]})
+    assert "rep-m-1" in ctl("replicas", "coder").out
+
+
+UNKNOWN = {"error": {"code": "unknown_model", "message": "there is no model m; did you mean n?"}}
+
+
+def test_what_is_left_of_a_model_that_was_removed_is_shown(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/models/m", UNKNOWN, status=404)
+    port.will_answer("GET", "/replicas?model=m", {"replicas": [READY]})
+    assert "rep-m-1" in ctl("replicas", "m").out
+
+
+def test_a_model_that_nobody_knows_is_no_empty_table(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/models/m", UNKNOWN, status=404)
+    port.will_answer("GET", "/replicas?model=m", {"replicas": []})
+    ended = ctl("replicas", "m")
+    assert (ended.status, ended.out, ended.err) == (1, "", "llmgw: there is no model m; did you mean n?\n")

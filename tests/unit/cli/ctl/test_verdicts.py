@@ -10,8 +10,9 @@ import pytest
 
 from llmgw.admin.views import ExplanationView, encode
 from llmgw.cli.ctl.drawing import plain
-from llmgw.cli.ctl.verdicts import MANY, draw_decisions, draw_explanation
+from llmgw.cli.ctl.verdicts import FIGURES, MANY, draw_decisions, draw_explanation
 from llmgw.core.hosts import Host, Standing
+from llmgw.core.learned import Figure, Kind, Learned
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import EngineFound, FabricFound, Gpu, Node, NodeId
 from llmgw.core.placement import explain
@@ -148,6 +149,32 @@ def test_nodes_that_have_not_come_yet_are_in_the_table() -> None:
 def test_what_holds_everything_up_is_said() -> None:
     told = answer(host("n1"), held_up="the server has begun anew and waits for what n2 run")
     assert lines(told)[1] == "  the server has begun anew and waits for what n2 run"
+
+
+def test_it_is_said_what_would_make_way() -> None:
+    told = lines(answer(host("n1", gpus=1), evicts="rep-b-1 would make way: it is idle"))
+    assert told[4] == "rep-b-1 would make way: it is idle"
+
+
+def test_each_number_says_where_it_comes_from() -> None:
+    numbers = (
+        Figure(name="gpu_memory", value=70.46, unit="GB", kind=Kind.MEASURED, profile="tp2"),
+        Figure(name="memory", value=8.0, unit="GB", kind=Kind.DECLARED, profile="tp2"),
+        Figure(name="load", value=5.0, unit="s", kind=Kind.ESTIMATED, profile=""),
+    )
+    told = plain(draw_explanation(answer(host("n1"), numbers=numbers), whole=False))
+    assert told.split("\n\n")[2] == (
+        "NUMBER              PROFILE  VALUE     IS\n"
+        "memory of each GPU  tp2      70.46 GB  measured\n"
+        "memory              tp2      8 GB      declared\n"
+        "time to load        -        5 s       estimated"
+    )
+
+
+def test_every_number_that_there_is_has_a_name_of_its_own() -> None:
+    profile = replace(TP2, gpu_memory_gb=70.0, min_memory_gb=8.0)
+    model = Model(name=ModelName("m"), source="/m", profiles=(profile,))
+    assert {figure.name for figure in Learned().figures(model, lambda engine: ())} == FIGURES.keys()
 
 
 DECISIONS = [

@@ -1,0 +1,111 @@
+"""What a request to the operator port says: its body or its query, read as one of a few shapes."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+import trio
+from quart import request
+
+from llmgw.admin.management import Refused
+
+# Nothing stands before this port that would tire of a body which never comes.
+BODY_SECONDS = 30.0
+# The client hangs up after a while, and so does what may stand between.
+MOST_WAIT_SECONDS = 60
+
+Text = Annotated[str, msgspec.Meta(min_length=1)]
+
+
+class NewModels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /models."""
+
+    file: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    text: str
+    replace: bool = False
+
+
+class ToolCheck(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /tool-check."""
+
+    model: str
+    replica: str | None = None
+
+
+class WhatIf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /placement."""
+
+    file: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    text: str
+
+
+class Cordon(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /nodes/NAME/cordon."""
+
+    cordoned: bool
+
+
+class DrainBy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /nodes/NAME/drain; without a deadline what runs there waits for room elsewhere."""
+
+    deadline_seconds: float | None = None
+
+
+class Labels(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /nodes/NAME/labels; null takes a label away."""
+
+    labels: dict[str, str | None]
+
+
+class Stop(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /stop: the name of a model, or the id of a replica."""
+
+    name: Text
+
+
+class Load(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /load."""
+
+    model: Text
+
+
+class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /rollback; without a number it goes back to the last that is proven."""
+
+    model: Text
+    number: Annotated[int, msgspec.Meta(ge=1)] | None = None
+
+
+class Since(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The query of GET /events."""
+
+    after: Annotated[int, msgspec.Meta(ge=0)] = 0
+    wait: Annotated[int, msgspec.Meta(ge=0, le=MOST_WAIT_SECONDS)] = 0
+    model: Text | None = None
+    node: Text | None = None
+
+
+Body = TypeVar("Body", NewModels, ToolCheck, WhatIf, Cordon, DrainBy, Labels, Stop, Load, Rollback)
+
+
+async def read_body(kind: type[Body]) -> Body:
+    """What was sent. Refused where that is of another shape, or does not come."""
+    # Only this type makes a browser ask first, and then it is refused: a form or plain text it just sends.
+    if request.mimetype != "application/json":
+        raise Refused("send the body as Content-Type: application/json", status=415, code="not_json")
+    with trio.move_on_after(BODY_SECONDS):
+        body = await request.get_data(cache=False)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+            raise Refused(f"the body is not what is asked for: {error}", status=400, code="invalid_request") from None
+    raise Refused(f"the body did not come within {BODY_SECONDS:g} s", status=408, code="request_timeout")
+
+
+def read_since() -> Since:
+    """The query of what is followed. Refused where it says something else."""
+    try:
+        return msgspec.convert(dict(request.args.items()), Since, strict=False)
+    except msgspec.ValidationError as error:
+        raise Refused(f"the query is not what is asked for: {error}", status=400, code="invalid_request") from None

@@ -1,0 +1,94 @@
+"""``llmgw ctl load``: a model that was stopped may run again, and one that loads on demand loads now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import click
+
+from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show, tell
+from llmgw.cli.ctl.client import as_word
+from llmgw.cli.ctl.drawing import Block, shown
+from llmgw.cli.ctl.model_show import draw as draw_model
+from llmgw.errors import LlmgwError, UsageError
+
+
+@click.command("load")
+@click.argument("model")
+@click.option("--wait", is_flag=True, help="Follow it until it serves.")
+@operator_options
+def command(*, model: str, wait: bool, asked: Asked) -> None:
+    """Load MODEL (or the model of that alias): one that was stopped, that loads on demand, or whose definition failed.
+
+    After `llmgw ctl stop` it may run again. One that loads when somebody asks loads now, and stays for as long as it
+    would then. A definition that has failed, so that the one before goes on, is tried again.
+
+    --wait ends with status 0 once the model serves, and with 1 when an engine of it fails, or it is stopped. With
+    --watch the model is shown until Ctrl-C.
+    """
+    if wait and asked.watch:
+        raise UsageError("--wait follows it until it serves, --watch for ever: give one of them")
+    answer = asked.operator.ask("POST", "/load", {"model": model})
+    tell(asked, answer, draw)
+    name = drawn(asked.operator, answer, lambda facts: str(facts["model"]))
+    if wait:
+        follow(asked, name)
+    elif asked.watch:
+        show(asked, f"/models/{as_word(name)}", draw_model)
+
+
+def draw(answer: Any) -> list[Block]:
+    name, running = shown(answer["model"]), ", ".join(map(shown, answer["running"]))
+    blocks: list[Block] = []
+    if answer["held"]:
+        blocks.append(f"{name} is no longer stopped")
+    if answer["retried"]:
+        blocks.append(f"{name}: its definition, which had failed, is tried again")
+    blocks.append(f"{name} has {running}" if running else f"{name} loads")
+    return blocks
+
+
+def follow(asked: Asked, name: str) -> None:
+    """Show how far it is until it serves. LlmgwError when an engine has failed since, or somebody has stopped it; Abort
+    at Ctrl-C: who goes on after this command must know that it serves."""
+    # Of an earlier try it says nothing about this one.
+    failed_before: set[tuple[str, int]] | None = None
+    ends: list[str | None] = []
+
+    def is_over(answer: Any) -> bool:
+        nonlocal failed_before
+        model = answer["model"]
+        failed = {
+            (replica["replica"], replica["epoch"]): replica.get("cause")
+            for replica in answer["replicas"]
+            if replica["state"] == "ended"
+        }
+        if failed_before is None:
+            failed_before = set(failed)
+        new = [cause for key, cause in failed.items() if key not in failed_before]
+        if model["serving"]:
+            ends.append(None)
+        elif model.get("held"):
+            ends.append(f"{name} was stopped meanwhile")
+        elif new:
+            ends.append(f"{name} has failed ({_last(new)}) and is tried again: `llmgw ctl replicas {name}` says more")
+        return bool(ends)
+
+    show(replace(asked, watch=True), f"/models/{as_word(name)}", _draw_progress, until=is_over)
+    if not ends:
+        raise click.Abort
+    if ends[-1] is not None:
+        raise LlmgwError(ends[-1])
+
+
+def _last(causes: list[str | None]) -> str:
+    return causes[-1] or "its engine has ended"
+
+
+def _draw_progress(answer: Mapping[str, Any]) -> list[Block]:
+    model = answer["model"]
+    detail = model.get("detail")
+    status = f"{shown(model['name'])}: {shown(model['status'])}, {model['ready']}/{model['wanted']} replicas ready"
+    return [status if detail is None else f"{status}: {shown(detail)}"]

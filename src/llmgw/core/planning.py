@@ -1,0 +1,160 @@
+"""What is started and what is shed: the replicas that each model lacks or has too many of, one model at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from llmgw.core import crews, leaving, starting
+from llmgw.core.effects import Announce, Happening
+from llmgw.core.evicting import is_about_to_end, make_way
+from llmgw.core.hosts import Host
+from llmgw.core.model import Model
+from llmgw.core.placement import Placement, Rejected, Verdict, place
+from llmgw.core.rejection import Reason
+from llmgw.core.replica import ShardState
+from llmgw.core.roster import Life
+from llmgw.core.state import FEW, State, few
+from llmgw.core.trace import Decision
+
+# What found no room is looked at again at each event that may have made some. Should that ever miss one: this often.
+BACKSTOP_SECONDS = 30.0
+
+# Nodes that are looked at anew before something is placed: more wait for the next turn.
+HOSTS_A_TURN = 100
+
+
+def plan_one(state: State, now: float) -> None:
+    """One model a turn, however many wait: a thousand at once would hold up every request meanwhile."""
+    while state.unplanned and state.roster.freshen(HOSTS_A_TURN):
+        name = next(iter(state.unplanned))
+        del state.unplanned[name]
+        model = state.launched(name)
+        if model is not None:
+            _plan(state, model, now)
+            state.review_at[name] = _find_review(state, model, now)
+            return
+
+
+def _plan(state: State, model: Model, now: float) -> None:
+    state.retry_at.pop(model.name, None)
+    crew = crews.muster(state, model, now)
+    want = state.wanted(model, now)
+    crews.shed(state, model, crew, want, now)
+    lacking = want - len(crew.steady)
+    # What is not proven yet may fail: one at a time, or a bad definition takes all places at once.
+    pending = any(not life.proven for life in crew.steady)
+    missing = lacking - len(crew.moving)
+    asked = max(missing, 1 if crew.moving and lacking > 0 and not pending else 0)
+    if asked <= 0:
+        if isinstance(state.verdicts.get(model.name), Rejected):
+            del state.verdicts[model.name]
+        return
+    if _may_run_unseen(state, model, now):
+        return
+    revived = crews.revive(state, crew, missing)
+    asked, missing = asked - revived, missing - revived
+    # One that is still stopping counts against the most there may be: its memory is in use, even where the profile
+    # books none. Its end plans this model again, or a time by which anything has ended.
+    most = max(model.scaling.max, want) + (1 if crew.moving else 0)
+    room = most - len(crew.steady) - len(crew.moving) - len(crew.going)
+    if asked > room and crew.going:
+        stopping = [life.replica.since for life in crew.going if life.replica.draining is None]
+        state.retry_at[model.name] = min(stopping, default=now) + crews.STOPPING_SECONDS
+    filled = state.learned.fill(model, state.versions)
+    for _ in range(min(asked, room)):
+        if not _place(state, model, filled, crew, now, missing=missing > 0):
+            return
+        missing -= 1
+
+
+def _place(state: State, model: Model, filled: Model, crew: crews.Crew, now: float, *, missing: bool) -> bool:
+    """Start one more, or see to it that there will be room; whether it was started. ``missing``: fewer serve than are
+    to, else it is to take the place of one that does."""
+    backing_off, failed = state.backing_off(model.name), state.failed(model.name, now)
+
+    def try_on(hosts: Sequence[Host]) -> Verdict:
+        return place(filled, hosts, backing_off, now, failed=failed)
+
+    verdict = try_on(state.roster.hosts())
+    earlier = state.verdicts.get(model.name)
+    if isinstance(verdict, Placement):
+        state.verdicts[model.name] = verdict.keep()
+        if crew.lost:
+            crews.give_up(state, crew.lost.pop(0), now)
+        starting.start(state, model, verdict, now)
+        return True
+    # Kept as it is, it would hold all nodes as they were at this moment.
+    state.verdicts[model.name] = verdict.keep(FEW)
+    going = [key for key in state.going if is_about_to_end(state, key, model.name, now)]
+    if going and isinstance(try_on(state.roster.hosts_without(going)), Placement):
+        return False
+    serving = any(crews.serves(state, life) for life in (*crew.steady, *crew.moving))
+    if missing and not serving and make_way(state, model, filled, now):
+        return False
+    in_place = [life for life in reversed(crew.moving) if _may_go_first(state, life)]
+    if not missing and in_place:
+        life = in_place[0]
+        if isinstance(try_on(state.roster.hosts_without((life.key,))), Placement):
+            why = state.find_move(life)
+            leaving.retire(state, life, f"{why}, and there is no room for another beside it", now)
+            return False
+    _wait_for_room(state, model, verdict, now)
+    reasons = verdict.reasons()
+    # Numbers move with each report; only another reason is news.
+    if reasons and (not isinstance(earlier, Rejected) or earlier.reasons() != reasons):
+        _tell_no_room(state, model, verdict, crew)
+    return False
+
+
+def _may_go_first(state: State, life: Life) -> bool:
+    """Nobody minds when there is none for a while: a node that is drained for lack of room would be no favour."""
+    return not any(map(state.roster.is_draining, life.replica.nodes))
+
+
+def _find_review(state: State, model: Model, now: float) -> float:
+    """When this model is to be looked at again though nothing happens."""
+    times = [state.demands.settles_at(model.name, now)]
+    if model.scaling.on_demand:
+        for life in state.roster.of(model.name):
+            if state.is_serving_on(life) and life.replica.state is ShardState.READY:
+                times.append(state.idle_at(model, life, now))
+        times.append(state.demands.owed_until(model.name))
+    return min((at for at in times if at > now), default=math.inf)
+
+
+def _may_run_unseen(state: State, model: Model, now: float) -> bool:
+    """The brake holds, and nodes that this server has never heard may run it. What is known of it, or asked for,
+    goes its way."""
+    if state.brake is None or not state.absent or state.is_asked_for(model.name, now):
+        return False
+    return not any(True for _ in state.roster.of(model.name))
+
+
+def _wait_for_room(state: State, model: Model, verdict: Rejected, now: float) -> None:
+    reasons = verdict.reasons()
+    counts = {str(reason): number for reason, number in reasons.items()}
+    why = verdict.counted() or "there is no node, or no profile"
+    state.trace.add(Decision(at=now, model=model.name, why=why, reasons=counts))
+    waits = [until for until in state.backing_off(model.name).values() if until > now]
+    if waits:
+        # Also where something else speaks against those nodes first: that may be what it would make way for.
+        state.retry_at[model.name] = min(*waits, state.retry_at.get(model.name, math.inf))
+    if reasons and Reason.BACKING_OFF not in reasons:
+        state.look_again_at = min(state.look_again_at, now + BACKSTOP_SECONDS)
+
+
+def _tell_no_room(state: State, model: Model, verdict: Rejected, crew: crews.Crew) -> None:
+    if Reason.BACKING_OFF in verdict.reasons():
+        # The failure was announced, with the time of the next try.
+        return
+    shown = verdict.first(FEW)
+    more = sum(verdict.reasons().values()) - len(shown)
+    lines = [f"{no.node}, profile {no.profile!r}: {no.detail}" for no in shown]
+    lines += [f"and {more} more; llmgw ctl explain-placement {model.name} shows all"] if more else []
+    text = f"no node can run {model.name} now"
+    if crew.moving:
+        stay = few(life.replica.id for life in crew.moving)
+        text = f"{stay} stays until there is room for another: {state.find_move(crew.moving[0])}, and {text}"
+    told = Announce(model=model.name, text=text, lines=tuple(lines), warning=True, what=Happening.WAITING)
+    state.effects.append(told)

@@ -1,0 +1,80 @@
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import pytest
+
+from llmgw.cli.ctl.load import follow
+from llmgw.errors import LlmgwError
+
+BEGUN = {"model": "qwen", "held": False, "retried": False, "running": [], "wanted": 1}
+
+
+def model(status: str, *ended: tuple[int, str], **facts: Any) -> dict[str, Any]:
+    """A model that stands so, with the epochs of its replica that have ended, and why."""
+    view = {"name": "qwen", "status": status, "serving": status == "ready", "ready": 0, "wanted": 1}
+    replicas = [{"replica": "rep-qwen-1", "epoch": epoch, "state": "ended", "cause": cause} for epoch, cause in ended]
+    return {"model": {**view, **facts}, "replicas": replicas}
+
+
+@pytest.mark.parametrize(
+    ("facts", "lines"),
+    [
+        ({}, ["qwen loads"]),
+        ({"held": True}, ["qwen is no longer stopped", "qwen loads"]),
+        ({"retried": True}, ["qwen: its definition, which had failed, is tried again", "qwen loads"]),
+        ({"running": ["rep-qwen-1"]}, ["qwen has rep-qwen-1"]),
+    ],
+)
+def test_it_is_said_what_loading_it_changes(port: Any, ctl: Any, facts: dict[str, Any], lines: list[str]) -> None:
+    port.will_answer("POST", "/load", {**BEGUN, **facts})
+    ended = ctl("load", "coder")
+    assert (ended.status, ended.out.splitlines()) == (0, lines)
+    assert port.heard[0].body == {"model": "coder"}
+
+
+def test_what_is_not_to_run_is_refused_with_the_reason(port: Any, ctl: Any) -> None:
+    error = {"error": {"code": "not_scaled", "message": "qwen is not to run: its scaling.max is 0"}}
+    port.will_answer("POST", "/load", error, status=409)
+    ended = ctl("load", "qwen", "--wait")
+    assert (ended.status, ended.out, ended.err) == (1, "", "llmgw: qwen is not to run: its scaling.max is 0\n")
+
+
+def test_waiting_and_watching_end_differently(port: Any, ctl: Any) -> None:
+    ended = ctl("load", "qwen", "--wait", "--watch")
+    assert (ended.status, "give one of them" in ended.err, port.heard) == (2, True, [])
+
+
+def test_waiting_ends_once_it_serves(port: Any, ctl: Any) -> None:
+    port.will_answer("POST", "/load", BEGUN)
+    port.will_answer("GET", "/models/qwen", model("ready", ready=1))
+    assert ctl("load", "coder", "--wait").out == "qwen loads\nqwen: ready, 1/1 replicas ready\n\n"
+
+
+def test_what_failed_before_does_not_end_the_waiting(asked_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    before = model("failed", (1, "out of memory"), detail="rep-qwen-1 ended on n1: out of memory")
+    follow(asked_of(before, before, model("loading", detail="43 %"), model("ready", ready=1)), "qwen")
+    assert capsys.readouterr().out.split("\n\n")[:-1] == [
+        "qwen: failed, 0/1 replicas ready: rep-qwen-1 ended on n1: out of memory",
+        "qwen: loading, 0/1 replicas ready: 43 %",
+        "qwen: ready, 1/1 replicas ready",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("later", "why"),
+    [
+        (model("failed", (1, "x"), (2, "out of memory")), r"has failed \(out of memory\) and is tried again"),
+        (model("failed", (2, "its engine is gone")), "its engine is gone"),
+        (model("stopped", held=True), "was stopped meanwhile"),
+    ],
+)
+def test_waiting_fails_when_it_will_not_serve(asked_of: Any, later: Any, why: str) -> None:
+    with pytest.raises(LlmgwError, match=why):
+        follow(asked_of(model("failed", (1, "x")), later), "qwen")
+
+
+def test_ctrl_c_is_no_sign_that_it_serves(asked_of: Any) -> None:
+    with pytest.raises(click.Abort):
+        follow(asked_of(model("loading")), "qwen")

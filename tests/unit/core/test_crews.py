@@ -1,0 +1,254 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fleets import (
+    N1,
+    N2,
+    M,
+    a_fleet,
+    a_gpu_node,
+    a_group,
+    a_model,
+    a_node,
+    a_ready,
+    a_word,
+    announced,
+    desires,
+    drained,
+    drains,
+    found,
+    lose_one,
+    texts,
+    the_shard,
+    wake,
+)
+
+from llmgw.core.crews import STOPPING_SECONDS
+from llmgw.core.effects import Desire
+from llmgw.core.events import (
+    CatalogChanged,
+    Demand,
+    Drained,
+    NodeLost,
+    NodeMarked,
+    NodeRegistered,
+    Wakeup,
+)
+from llmgw.core.model import Scaling
+from llmgw.core.node import NodeId
+from llmgw.core.placement import Rejected
+from llmgw.core.replica import ReplicaId, ShardState
+
+
+def test_a_smaller_most_stops_the_replicas_that_serve_least() -> None:
+    fleet, effects = a_fleet(a_model(least=3, most=3))
+    one, two, three = desires(effects)[-1].shards
+    fleet.handle(a_word(one, ShardState.LOADING), 1.0)
+    fleet.handle(a_word(two, ShardState.READY), 1.0)
+    fleet.handle(a_word(three, ShardState.ENDED), 1.0)
+    effects = fleet.handle(CatalogChanged(models=(a_model(least=1, most=1),)), 2.0)
+    assert the_shard(effects) == two
+    assert announced(effects)[0].text == "rep-m-1 on n1 is to stop: no more than 1 may run"
+    assert [replica.id for replica in fleet.statistics().models[0].replicas] == ["rep-m-1", "rep-m-2"]
+    effects = fleet.handle(CatalogChanged(models=(a_model(least=0, most=0),)), 3.0)
+    assert announced(effects)[0].text == "rep-m-2 on n1 is to stop: no more than 0 may run"
+    (drain,) = drains(effects)
+    assert desires(fleet.handle(drained(drain), 4.0))[-1].shards == ()
+
+
+def test_a_stopping_replica_counts_against_the_most_there_may_be() -> None:
+    fleet, effects = a_fleet(a_model(least=2, most=3, gb=None))
+    for shard in desires(effects)[-1].shards:
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    for drain in drains(fleet.handle(CatalogChanged(models=()), 2.0)):
+        fleet.handle(drained(drain), 2.0)
+    effects = fleet.handle(CatalogChanged(models=(a_model(least=2, most=3, gb=None),)), 3.0)
+    # two are about to end, and no more than one may run beside them
+    assert [shard.replica for shard in desires(effects)[-1].shards] == ["rep-m-3"]
+
+
+def test_what_ran_on_a_lost_node_is_placed_anew_after_a_while_with_the_next_epoch() -> None:
+    fleet, effects = a_fleet(a_model())
+    old = lose_one(fleet, effects)
+    assert desires(fleet.handle(Wakeup(), 79.0)) == []
+    effects = fleet.handle(Wakeup(), 80.0)
+    told = {desire.node: desire.shards for desire in desires(effects)}
+    (new,) = told[N2]
+    assert (new.replica, new.id, new.epoch) == (old.replica, old.id, 2)
+    # the lost node is told when it is back
+    assert told[N1] == ()
+    assert "n1 is lost, and another takes its place" in announced(effects)[0].text
+    fleet.handle(a_word(new, ShardState.READY), 90.0)
+    assert [replica.nodes for replica in fleet.ready(M)] == [(N2,)]
+    assert fleet.silent_nodes(M) == ()
+    # what it may still run there keeps its room
+    assert [seen.booked_gb for seen in fleet.statistics().nodes] == [4.0, 4.0]
+    effects = fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 100.0)
+    assert desires(effects)[0] == Desire(node=N1, revision=3, shards=())
+    assert "it is to stop, another has its place" in announced(effects)[0].text
+    assert [replica.epoch for replica in fleet.ready(M)] == [2]
+    # it is lost once more before that is done
+    assert announced(fleet.handle(NodeLost(node=N1), 101.0)) == []
+    fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 102.0)
+    fleet.handle(a_word(old, ShardState.ENDED), 103.0)
+    assert [seen.booked_gb for seen in fleet.statistics().nodes] == [0.0, 4.0]
+
+
+def test_what_finds_no_other_place_is_what_its_node_goes_on_with() -> None:
+    fleet, effects = a_fleet(a_model(gb=4.0))
+    old = the_shard(effects)
+    fleet.handle(a_word(old, ShardState.READY), 1.0)
+    fleet.handle(NodeRegistered(node=a_node("n2", memory_gb=2.0)), 2.0)
+    fleet.handle(NodeLost(node=N1), 20.0)
+    assert desires(fleet.handle(Wakeup(), 80.0)) == []
+    assert isinstance(fleet.verdict(M), Rejected)
+    effects = fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 500.0)
+    assert desires(effects) == [Desire(node=N1, revision=2, shards=(old,))]
+    assert [replica.epoch for replica in fleet.ready(M)] == [1]
+    assert not isinstance(fleet.verdict(M), Rejected)
+
+
+def test_a_model_that_nobody_wants_any_more_is_not_placed_anew_when_its_node_is_lost() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    shard = the_shard(fleet.handle(Demand(model=M, waiting=1), 1.0))
+    fleet.handle(a_word(shard, ShardState.READY), 2.0)
+    fleet.handle(Demand(model=M), 2.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 3.0)
+    fleet.handle(NodeLost(node=N1), 850.0)
+    (drain,) = drains(fleet.handle(Wakeup(), 902.0))
+    assert [desire.shards for desire in desires(fleet.handle(drained(drain), 902.0))] == [()]
+    assert desires(fleet.handle(Wakeup(), 910.0)) == []
+    # somebody asks
+    assert the_shard(fleet.handle(Demand(model=M, waiting=1), 911.0)).node == N2
+
+
+def test_a_group_that_loses_a_node_ends_where_it_can_be_reached_and_is_placed_elsewhere() -> None:
+    fleet, shards = a_group(nodes=3)
+    for shard in shards:
+        fleet.handle(a_word(shard, ShardState.READY), 5.0)
+    fleet.handle(NodeLost(node=N2), 20.0)
+    assert fleet.ready(M) == ()
+    effects = fleet.handle(Wakeup(), 80.0)
+    assert {desire.node: desire.shards for desire in desires(effects)} == {N1: (), N2: ()}
+    fleet.handle(a_word(shards[0], ShardState.ENDED), 85.0)
+    effects = fleet.handle(Wakeup(), 85.0)
+    live = [r for r in fleet.statistics().models[0].replicas if r.epoch == 2]
+    assert [replica.nodes for replica in live] == [("n1", "n3")]
+    # and back: what it runs there ends
+    effects = fleet.handle(NodeRegistered(node=a_gpu_node("n2"), running=(found(shards[1]),)), 90.0)
+    assert desires(effects)[0] == Desire(node=N2, revision=4, shards=())
+    fleet.handle(a_word(shards[1], ShardState.ENDED), 91.0)
+    assert [r.epoch for r in fleet.statistics().models[0].replicas] == [2]
+
+
+def test_what_was_to_stop_on_a_node_that_is_lost_then_does_not_count_for_ever() -> None:
+    fleet, effects = a_fleet(a_model())
+    old = the_shard(effects)
+    fleet.handle(a_word(old, ShardState.READY), 1.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 2.0)
+    # it is told, and nobody hears what comes of it
+    fleet.handle(NodeMarked(node=N2, cordoned=True), 3.0)
+    fleet.handle(CatalogChanged(models=()), 3.0)
+    changed = a_model(source="/new.gguf")
+    fleet.handle(Drained(replica=old.replica, epoch=1, number=1), 4.0)
+    fleet.handle(CatalogChanged(models=(changed,)), 5.0)
+    assert fleet.statistics().models[0].replicas[0].state is ShardState.STOPPING
+    effects = fleet.handle(NodeMarked(node=N2), 6.0)
+    assert desires(effects) == []
+    effects = fleet.handle(NodeLost(node=N1), 20.0)
+    effects += fleet.handle(Wakeup(), 80.0)
+    new = next(shard for desire in desires(effects) for shard in desire.shards)
+    assert (new.node, new.model) == (N2, changed)
+
+
+def test_of_those_that_are_one_too_many_the_proven_and_the_busy_stay() -> None:
+    model = replace(a_model(gb=1.0), scaling=Scaling(min=4, max=4))
+    fleet, effects = a_fleet(model)
+    one, two, three, four = desires(effects)[-1].shards
+    for shard in (two, three, four):
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=11.0)
+    fleet.handle(a_word(one, ShardState.READY), 12.0)
+    fleet.handle(Demand(model=M, in_flight={three.replica: 1, four.replica: 5}), 13.0)
+    fleet.handle(CatalogChanged(models=(replace(model, scaling=Scaling(min=3, max=3)),)), 14.0)
+    assert {replica.id for replica in fleet.ready(M)} == {two.replica, three.replica, four.replica}
+    fleet.handle(CatalogChanged(models=(replace(model, scaling=Scaling(min=1, max=1)),)), 15.0)
+    assert {replica.id for replica in fleet.ready(M)} == {four.replica}
+
+
+def test_of_those_that_are_drained_as_many_stay_as_are_wanted_again() -> None:
+    model = replace(a_model(gb=1.0), scaling=Scaling(min=3, max=3))
+    fleet, effects = a_fleet(model)
+    for shard in desires(effects)[-1].shards:
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=11.0)
+    fleet.handle(CatalogChanged(models=(replace(model, scaling=Scaling(min=1, max=1)),)), 14.0)
+    assert len(fleet.ready(M)) == 1
+    effects = fleet.handle(CatalogChanged(models=(replace(model, scaling=Scaling(min=2, max=2)),)), 15.0)
+    assert texts(effects) == ["rep-m-2 stays: it is asked for again"]
+    assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1", "rep-m-2"]
+    assert desires(effects) == []
+
+
+def test_one_that_fails_while_others_are_drained_is_made_up_for_by_one_of_them() -> None:
+    model = replace(a_model(gb=1.0), scaling=Scaling(min=2, max=2))
+    fleet, effects = a_fleet(model)
+    one, two = desires(effects)[-1].shards
+    for shard in (one, two):
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=11.0)
+    fleet.handle(CatalogChanged(models=(replace(model, scaling=Scaling(min=1, max=1)),)), 14.0)
+    (left,) = fleet.ready(M)
+    effects = fleet.handle(a_word(left.shard, ShardState.ENDED, cause="no"), 15.0)
+    assert texts(effects)[-1] == "rep-m-2 stays: it is asked for again"
+    assert [replica.id for replica in fleet.ready(M)] == ["rep-m-2"]
+
+
+def test_no_more_is_started_than_may_run_while_others_are_answered_out() -> None:
+    model = replace(a_model(gb=1.0), scaling=Scaling(min=1, max=1))
+    fleet, old = a_ready(model)
+    fleet.handle(CatalogChanged(models=()), 14.0)
+    effects = fleet.handle(CatalogChanged(models=(replace(model, source="/new"),)), 15.0)
+    assert desires(effects) == []
+    # (it is looked at when that has ended, or should have)
+    fleet.handle(Drained(replica=old.replica, epoch=1, number=1), 16.0)
+    effects = fleet.handle(a_word(old, ShardState.ENDED), 17.0)
+    assert the_shard(effects).model.source == "/new"
+
+
+def test_what_does_not_end_holds_up_the_next_for_two_minutes_and_no_longer() -> None:
+    model = replace(a_model(gb=1.0), scaling=Scaling(min=1, max=1))
+    fleet, old = a_ready(model)
+    fleet.handle(CatalogChanged(models=()), 14.0)
+    fleet.handle(Drained(replica=old.replica, epoch=1, number=1), 16.0)
+    fleet.handle(CatalogChanged(models=(model,)), 17.0)
+    assert desires(wake(fleet, until=16.0 + STOPPING_SECONDS - 0.1)) == []
+    effects = wake(fleet, until=16.0 + STOPPING_SECONDS)
+    assert [shard.replica for shard in desires(effects)[-1].shards] == ["rep-m-2"]
+
+
+def test_while_the_brake_holds_nobody_is_given_up() -> None:
+    nodes = [a_node(f"n{number}") for number in range(1, 5)]
+    fleet, effects = a_fleet(replace(a_model(gb=12.0), scaling=Scaling(min=3, max=3)), nodes=nodes)
+    for shard in {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    for number in (1, 2, 3):
+        fleet.handle(NodeLost(node=NodeId(f"n{number}")), 20.0)
+    assert fleet.brake(20.0) is not None
+    assert desires(wake(fleet, until=300.0)) == []
+    assert {replica.epoch for replica in fleet.statistics().models[0].replicas} == {1}
+
+
+def test_one_that_is_drained_and_can_not_be_reached_is_not_what_is_wanted_again() -> None:
+    fleet, _ = a_ready(a_model(gb=1.0))
+    fleet.handle(NodeRegistered(node=a_node("n2")), 2.0)
+    fleet.handle(CatalogChanged(models=()), 14.0)
+    fleet.handle(NodeLost(node=N1), 15.0)
+    assert fleet.ready(M) == ()
+    effects = fleet.handle(CatalogChanged(models=(a_model(gb=1.0),)), 16.0)
+    assert announced(effects) == []
+    # it is as good as gone once nobody is answered by it any more
+    effects = fleet.handle(Drained(replica=ReplicaId("rep-m-1"), epoch=1, number=1), 17.0)
+    effects += wake(fleet, until=17.0)
+    assert [desire.node for desire in desires(effects) if desire.shards] == [N2]

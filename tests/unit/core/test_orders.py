@@ -1,0 +1,225 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from fleets import (
+    M,
+    a_fleet,
+    a_model,
+    a_node,
+    a_ready,
+    a_running,
+    a_word,
+    announced,
+    desires,
+    drained,
+    drains,
+    found,
+    texts,
+    the_shard,
+    wake,
+)
+
+from llmgw.core.effects import Effect
+from llmgw.core.events import (
+    CatalogChanged,
+    Demand,
+    ModelCalled,
+    ModelsHeld,
+    NodeRegistered,
+    ReplicaRecalled,
+    Wakeup,
+)
+from llmgw.core.fleet import Fleet
+from llmgw.core.model import ModelName
+from llmgw.core.replica import ReplicaId, ShardState
+
+
+def test_demand_by_an_alias_counts_for_the_model() -> None:
+    fleet, _ = a_fleet(replace(a_model(least=0), aliases=("alias",)))
+    assert the_shard(fleet.handle(Demand(model=ModelName("alias"), waiting=1), 10.0)).model.name == M
+
+
+@pytest.mark.parametrize("name", ["nobody", "off"])
+def test_demand_for_what_is_unknown_or_switched_off_starts_nothing(name: str) -> None:
+    fleet, _ = a_fleet(a_model("off", least=0, most=0))
+    effects = fleet.handle(Demand(model=ModelName(name), waiting=3, asked=True), 10.0)
+    assert (desires(effects), announced(effects)) == ([], [])
+    assert fleet.idle()
+
+
+def test_a_changed_definition_is_tried_without_waiting_for_the_old_ones_failures() -> None:
+    fleet, effects = a_fleet(a_model("other", least=0), a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.ENDED), 10.0)
+    shard = the_shard(fleet.handle(CatalogChanged(models=(a_model(source="/mended.gguf"),)), 11.0))
+    assert (shard.epoch, shard.model.source) == (2, "/mended.gguf")
+
+
+def test_an_unchanged_catalog_changes_nothing() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.ENDED), 10.0)
+    assert fleet.handle(CatalogChanged(models=(a_model(),)), 11.0) == []
+
+
+def test_failures_of_other_models_survive_a_change() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.ENDED), 10.0)
+    fleet.handle(CatalogChanged(models=(a_model(), a_model("b", least=0))), 11.0)
+    fleet.handle(CatalogChanged(models=(a_model(), a_model("b", least=0, source="/c"))), 12.0)
+    assert desires(fleet.handle(Wakeup(), 14.0)) == []
+    assert the_shard(fleet.handle(Wakeup(), 15.0)).epoch == 2
+
+
+# Models that are held at zero
+
+
+def hold(fleet: Fleet, *names: str, now: float = 20.0) -> list[Effect]:
+    return fleet.handle(ModelsHeld(models=frozenset(map(ModelName, names))), now)
+
+
+def test_a_model_that_is_held_is_drained_and_comes_back_when_it_no_longer_is() -> None:
+    fleet, shard = a_ready(a_model(least=1))
+    effects = hold(fleet, "m")
+    assert texts(effects) == [
+        "an operator has stopped m",
+        "rep-m-1 on n1 is to stop: an operator has stopped its model",
+    ]
+    assert (fleet.held(M), fleet.wanted(a_model(), 20.0)) == (True, 0)
+    assert fleet.statistics().models[0].held
+    (drain,) = drains(effects)
+    fleet.handle(drained(drain), 21.0)
+    assert desires(fleet.handle(a_word(shard, ShardState.ENDED), 22.0)) == []
+    # whoever asks is told so by the door, and nothing is loaded for that
+    assert desires(fleet.handle(Demand(model=M, waiting=1), 23.0)) == []
+    assert desires(wake(fleet, until=5000.0)) == []
+    effects = hold(fleet, now=5001.0)
+    assert texts(effects)[0] == "m is no longer held at zero"
+    assert the_shard(effects).epoch == 2
+
+
+def test_a_load_of_a_model_that_is_held_is_cut_short() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.LOADING), 1.0)
+    assert [desire.shards for desire in desires(hold(fleet, "m"))] == [()]
+
+
+def test_a_model_that_is_held_does_not_run_after_a_restart() -> None:
+    fleet = Fleet()
+    fleet.handle(ModelsHeld(models=frozenset({M})), 0.0)
+    fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)
+    effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(a_running(a_model())),)), 1.0)
+    assert len(drains(effects)) == 1
+    assert fleet.ready(M) == ()
+
+
+def test_the_same_models_held_again_are_no_news() -> None:
+    fleet, _ = a_fleet(a_model())
+    hold(fleet, "m")
+    assert hold(fleet, "m", now=21.0) == []
+
+
+def test_of_a_model_that_nobody_knows_nothing_is_said() -> None:
+    fleet, _ = a_fleet(a_model())
+    assert announced(hold(fleet, "nobody")) == []
+
+
+def test_what_failed_before_it_was_held_is_tried_at_once_afterwards() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.ENDED, cause="no"), 10.0)
+    hold(fleet, "m", now=11.0)
+    assert fleet.backing_off(M) == {}
+    assert fleet.verdict(M) is None
+    assert the_shard(hold(fleet, now=12.0)).epoch == 2
+
+
+# Models that an operator calls for
+
+
+def test_a_model_that_is_called_for_is_tried_as_if_somebody_had_asked() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    effects = fleet.handle(ModelCalled(model=M), 5.0)
+    assert fleet.verdict(M) is not None
+    fleet.handle(a_word(the_shard(effects), ShardState.ENDED, cause="no"), 6.0)
+    assert the_shard(wake(fleet, until=11.0)).epoch == 2
+
+
+def test_the_call_for_a_model_that_runs_changes_nothing() -> None:
+    fleet, _ = a_ready(a_model())
+    assert fleet.handle(ModelCalled(model=M), 5.0) == []
+
+
+def test_a_model_that_is_held_is_called_for_in_vain() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    hold(fleet, "m")
+    assert desires(fleet.handle(ModelCalled(model=M), 21.0)) == []
+
+
+# Replicas that an operator wants replaced
+
+
+def test_a_replica_that_is_recalled_is_replaced_by_another_first_where_there_is_room() -> None:
+    fleet, old = a_ready(a_model())
+    wake(fleet, until=15.0)
+    effects = fleet.handle(ReplicaRecalled(replica=old.replica, epoch=1), 20.0)
+    assert drains(effects) == []
+    new = desires(effects)[-1].shards[1]
+    assert new.replica == "rep-m-2"
+    fleet.handle(a_word(new, ShardState.READY), 21.0)
+    effects = wake(fleet, until=31.0)
+    assert "rep-m-1 on n1 is to stop: an operator wants it replaced" in texts(effects)
+    (drain,) = drains(effects)
+    fleet.handle(drained(drain), 32.0)
+    fleet.handle(a_word(old, ShardState.ENDED), 33.0)
+    assert [replica.id for replica in fleet.ready(M)] == ["rep-m-2"]
+    # and its name is free for the next
+    assert desires(wake(fleet, until=2000.0)) == []
+
+
+def test_a_replica_that_is_recalled_on_a_full_node_is_replaced_in_place() -> None:
+    fleet, old = a_ready(a_model(), nodes=[a_node(memory_gb=6.0)])
+    effects = fleet.handle(ReplicaRecalled(replica=old.replica, epoch=1), 20.0)
+    (drain,) = drains(effects)
+    fleet.handle(drained(drain), 21.0)
+    again = the_shard(fleet.handle(a_word(old, ShardState.ENDED), 22.0))
+    assert (again.replica, again.epoch) == (old.replica, 2)
+
+
+@pytest.mark.parametrize(("name", "epoch"), [("rep-m-1", 2), ("rep-m-1", 0), ("rep-x-1", 1)])
+def test_a_word_of_what_is_not_there_recalls_nothing(name: str, epoch: int) -> None:
+    fleet, _ = a_ready(a_model())
+    assert fleet.handle(ReplicaRecalled(replica=ReplicaId(name), epoch=epoch), 5.0) == []
+
+
+def test_a_replica_that_is_about_to_stop_is_not_recalled() -> None:
+    fleet, old = a_ready(a_model())
+    hold(fleet, "m")
+    assert fleet.handle(ReplicaRecalled(replica=old.replica, epoch=1), 21.0) == []
+
+
+def test_a_recalled_replica_that_loads_on_demand_and_is_idle_just_stops() -> None:
+    fleet, old = a_ready(a_model(least=0))
+    effects = fleet.handle(ReplicaRecalled(replica=old.replica, epoch=1), 20.0)
+    assert (len(drains(effects)), desires(effects)) == (1, [])
+
+
+# What is asked for
+
+
+def test_when_a_model_has_answered_its_last_request_those_that_wait_for_its_room_are_looked_at() -> None:
+    one, other = a_model("a", least=0, gb=10.0), a_model("b", least=0, gb=10.0)
+    fleet, _ = a_fleet(one, other)
+    shard = the_shard(fleet.handle(Demand(model=one.name, waiting=1), 0.0))
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    fleet.handle(Demand(model=one.name, in_flight={shard.replica: 1}), 1.0)
+    assert drains(fleet.handle(Demand(model=other.name, waiting=1), 200.0)) == []
+    effects = fleet.handle(Demand(model=one.name, asked=True), 201.0)
+    effects += wake(fleet, until=201.0)
+    assert len(drains(effects)) == 1
+
+
+def test_sources_that_no_definition_has_any_more_are_forgotten() -> None:
+    fleet, _ = a_ready(a_model(source="/old"))
+    assert fleet.hosts()[0].holds == {"/old"}
+    fleet.handle(CatalogChanged(models=(a_model(source="/new"),)), 2.0)
+    assert fleet.hosts()[0].holds == set()

@@ -1,0 +1,135 @@
+"""Models that are stopped and loaded, and replicas that are replaced, on a real fleet and a real store."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import MockClock
+
+from llmgw.admin.management import Refused
+from llmgw.admin.views import LoadBegun, Stopped
+from llmgw.core.replica import ShardState
+from llmgw.core.rolling import PROVING_SECONDS
+
+Operate = Callable[..., Any]
+Text = Callable[..., str]
+
+LAZY = "{min: 0, max: 1}"
+
+
+async def refusal(act: Any) -> Refused:
+    with pytest.raises(Refused) as caught:
+        await act
+    return caught.value
+
+
+async def test_a_stopped_model_is_held_over_a_restart_until_it_is_loaded(operate: Operate, text_of: Text) -> None:
+    async with operate(text_of(alias="coder")) as server:
+        assert server.running("m") == [("rep-m-1", "/good.gguf")]
+        assert await server.holding.stop("coder") == Stopped(model="m", running=("rep-m-1",))
+        await server.settled()
+        assert server.running("m") == []
+        assert server.scheduler.fleet.held("m")
+        assert await server.holding.stop("m") == Stopped(model="m", already=True)
+    async with operate(text_of(alias="coder")) as server:
+        assert server.running("m") == [], "not for a moment"
+        assert server.scheduler.fleet.idle()
+        begun = await server.holding.load("coder")
+        assert (begun.model, begun.held, begun.retried, begun.wanted) == ("m", True, False, 1)
+        await server.settled()
+        assert [source for _, source in server.running("m")] == ["/good.gguf"]
+    async with operate(text_of(alias="coder")) as server:
+        assert len(server.running("m")) == 1
+
+
+async def test_a_model_that_loads_on_demand_is_loaded_now(operate: Operate, text_of: Text) -> None:
+    async with operate(text_of(scaling=LAZY)) as server:
+        assert server.running("m") == []
+        assert (await server.holding.load("m")).held is False
+        await server.settled()
+        assert server.running("m") == [("rep-m-1", "/good.gguf")]
+        assert await server.holding.load("m") == LoadBegun(model="m", running=("rep-m-1",), wanted=1)
+
+
+async def test_a_model_that_is_not_to_run_is_not_loaded_and_says_where_that_is_written(
+    operate: Operate, text_of: Text
+) -> None:
+    async with operate(text_of(name="written", scaling="{min: 0, max: 0}")) as server:
+        await server.defining.add("m.yaml", text_of(scaling="{}"), replace=False)
+        await server.settled()
+        error = await refusal(server.holding.load("written"))
+        assert (error.status, error.code) == (409, "not_scaled")
+        assert error.message == (
+            "written is not to run: its scaling.max is 0, as where nothing is written. To have it loaded write "
+            "scaling: {min: 0, max: 1} (or more) at server.yaml:1:1, then `llmgw ctl reload`"
+        )
+        assert "with `llmgw ctl model edit m`" in (await refusal(server.holding.load("m"))).message
+        assert server.scheduler.fleet.idle()
+        assert (await refusal(server.holding.load("n"))).code == "unknown_model"
+
+
+async def test_a_recalled_replica_is_replaced(operate: Operate, text_of: Text, autojump_clock: MockClock) -> None:
+    async with operate(text_of()) as server:
+        assert await server.holding.stop("rep-m-1") == Stopped(model="m", replica="rep-m-1", running=("rep-m-1",))
+        await trio.sleep(3 * PROVING_SECONDS)
+        await server.settled()
+        (replica,) = server.scheduler.fleet.ready("m")
+        assert (replica.id, replica.epoch) != ("rep-m-1", 1)
+        assert not server.scheduler.fleet.held("m")
+
+
+async def test_a_replica_that_goes_already_or_has_ended_is_not_recalled(operate: Operate, text_of: Text) -> None:
+    async with operate(text_of()) as server:
+        # somebody is answered for ever
+        server.scheduler.attend(lambda replica, epoch, number: None)
+        await server.holding.stop("m")
+        await server.settled()
+        assert (await server.holding.stop("rep-m-1")).already
+        await server.defining.add("n.yaml", text_of("/bad.gguf", name="n"), replace=False)
+        await server.settled()
+        (failed,) = next(each.replicas for each in server.scheduler.fleet.statistics().models if each.model.name == "n")
+        assert failed.state is ShardState.ENDED
+        error = await refusal(server.holding.stop("rep-n-1"))
+        assert (error.status, error.code) == (409, "replica_ended")
+
+
+async def test_a_model_that_is_called_like_a_replica_is_what_is_meant(operate: Operate, text_of: Text) -> None:
+    async with operate() as server:
+        for text in (text_of(), text_of(name="rep-m-1", scaling=LAZY)):
+            await server.defining.add("m.yaml", text, replace=False)
+        await server.settled()
+        assert server.running("m") == [("rep-m-1", "/good.gguf")]
+        assert await server.holding.stop("rep-m-1") == Stopped(model="rep-m-1")
+
+
+async def test_near_names_are_suggested_and_an_adapter_is_only_a_part(operate: Operate, text_of: Text) -> None:
+    loras = "loras: [{name: sql, source: /sql.gguf}]\n"
+    async with operate(text_of(alias="coder", more=loras)) as server:
+        for name, said in (
+            ("codr", "there is no model or replica codr; did you mean coder?"),
+            ("rep-m-11", "there is no model or replica rep-m-11; did you mean rep-m-1?"),
+            ("zzz", "there is no model or replica zzz"),
+            ("sql", "sql is an adapter of m: give that name"),
+        ):
+            error = await refusal(server.holding.stop(name))
+            assert (error.status, error.code, error.message) == (404, "unknown_name", said)
+        assert (await refusal(server.holding.load("sql"))).message == "sql is an adapter of m: give that name"
+        assert len(server.running("m")) == 1
+
+
+async def test_a_hold_outlasts_a_declaration_and_goes_when_it_is_forgotten(operate: Operate, text_of: Text) -> None:
+    async with operate(text_of()) as server:
+        await server.holding.stop("m")
+        server.written = ""
+        await server.defining.reload()
+        server.written = text_of()
+        await server.defining.reload()
+        await server.settled()
+        assert server.running("m") == []
+        await server.holding.forget("m")
+        await server.settled()
+        assert len(server.running("m")) == 1
+        assert await server.store.holds.list() == {}
