@@ -90,8 +90,7 @@ def _is_late(state: State, life: Life, now: float) -> bool:
 
 def _retire(state: State, crew: Crew, life: Life, why: str, now: float) -> None:
     leaving.retire(state, life, why, now)
-    if life.alive:
-        crew.going.append(life)
+    crew.going.append(life)
 
 
 def _why_surplus(state: State, model: Model, want: int) -> str:

@@ -102,9 +102,7 @@ def _list_idle(state: State, asker: Model, now: float) -> Iterator[Idle]:
 
 def is_about_to_end(state: State, key: LifeKey, asker: ModelName, now: float) -> bool:
     """It gives back its room in a moment: one that still answers somebody may take minutes."""
-    life = state.roster.lives.get(key)
-    if life is None:
-        return False
+    life = state.roster.lives[key]
     if life.replica.draining is None:
         return is_stopping(state, life, now)
     busy = state.demands.in_flight(life.replica.model, life.replica.id) > 0

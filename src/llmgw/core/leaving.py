@@ -52,6 +52,8 @@ def take_drained(state: State, event: Drained, now: float) -> None:
         # One that was revived meanwhile, and drained again, has another number.
         if same and life.replica.draining is not None:
             lives.take_back(state, life, None, now)
+            # On a node that is lost nothing more is heard of it.
+            state.plan_later(life.replica.model)
 
 
 def cut_off(state: State, life: Life, now: float) -> None:
@@ -59,6 +61,7 @@ def cut_off(state: State, life: Life, now: float) -> None:
     text = f"{life.replica.id} stops though requests still run there: they have had {format_duration(DRAIN_SECONDS)}"
     state.announce(life.replica, text, warning=True, what=Happening.STOPPING)
     lives.take_back(state, life, None, now)
+    state.plan_later(life.replica.model)
 
 
 def mark(state: State, event: NodeMarked, now: float) -> None:

@@ -260,8 +260,7 @@ def stop_everything(state: State, now: float) -> None:
 def enter(state: State, life: Life) -> None:
     """Into the books; an earlier epoch of the replica that has ended makes room for it."""
     for earlier in [other for other in state.roster.epochs_of(life.replica.id) if not other.alive]:
-        if earlier.key != life.key:
-            forget(state, earlier)
+        forget(state, earlier)
     state.roster.put(life)
 
 

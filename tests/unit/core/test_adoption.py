@@ -1,4 +1,6 @@
 from __future__ import annotations
+from llmgw.core.node import NodeId
+from llmgw.core.events import NodeMarked
 
 from dataclasses import replace
 
@@ -242,3 +244,40 @@ def test_a_name_that_this_fleet_never_gives_is_not_remembered() -> None:
     liar += (found(a_running(a_model("gone"), epoch=9)),)
     fleet.handle(NodeRegistered(node=a_node(), running=liar), 1.0)
     assert fleet._state.roster._epochs == {}
+
+
+def test_an_older_epoch_that_comes_late_is_to_stop_though_no_other_is_alive() -> None:
+    fleet, effects = a_fleet(a_model())
+    shard = the_shard(effects)
+    for epoch, now in ((1, 1.0), (2, 7.0)):
+        fleet.handle(a_word(replace(shard, epoch=epoch), ShardState.ENDED, cause="no"), now)
+        fleet.handle(Wakeup(), now + 5.0)
+    late = replace(shard, node=N2)
+    effects = fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(late),)), 8.0)
+    assert "is to stop" in announced(effects)[0].text
+
+
+def test_a_replica_beside_another_is_taken_over_only_while_something_is_to_be_replaced() -> None:
+    fleet, effects = a_fleet(a_model())
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    fleet.handle(NodeMarked(node=N1, draining=True), 2.0)
+    mate = a_running(a_model(), number=2, node=N2)
+    effects = fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(mate),)), 3.0)
+    assert announced(effects)[0].text == "rep-m-2 was already running on n2 and is taken over"
+    third = a_running(a_model(), number=3, node=NodeId("n3"))
+    effects = fleet.handle(NodeRegistered(node=a_node("n3"), running=(found(third),)), 4.0)
+    assert "is to stop" in announced(effects)[0].text
+
+
+def test_two_of_a_rollout_are_both_taken_over_whichever_comes_first() -> None:
+    for order in ((0, 1), (1, 0)):
+        old, new = a_running(a_model(source="/old"), epoch=1), a_running(a_model(), epoch=1, number=2, node=N2)
+        running = [(a_node("n1"), old), (a_node("n2"), new)]
+        fleet = Fleet()
+        fleet.handle(NodesExpected(nodes=frozenset({N1, N2}), until=30.0), 0.0)
+        fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)
+        for at in order:
+            node, spec = running[at]
+            fleet.handle(NodeRegistered(node=node, running=(found(spec),)), 1.0)
+        assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1", "rep-m-2"]

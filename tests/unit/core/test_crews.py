@@ -248,7 +248,6 @@ def test_one_that_is_drained_and_can_not_be_reached_is_not_what_is_wanted_again(
     assert fleet.ready(M) == ()
     effects = fleet.handle(CatalogChanged(models=(a_model(gb=1.0),)), 16.0)
     assert announced(effects) == []
-    # it is as good as gone once nobody is answered by it any more
+    # it is as good as gone when nobody is answered by it any more
     effects = fleet.handle(Drained(replica=ReplicaId("rep-m-1"), epoch=1, number=1), 17.0)
-    effects += wake(fleet, until=17.0)
     assert [desire.node for desire in desires(effects) if desire.shards] == [N2]

@@ -20,6 +20,7 @@ from fleets import (
     texts,
     the_replica,
     the_shard,
+    wake,
     wakes,
 )
 from hypothesis import given
@@ -29,6 +30,7 @@ from llmgw.core.demand import DEMAND_SECONDS, DOWN_SECONDS, UP_SECONDS, Demands
 from llmgw.core.events import CatalogChanged, Demand, ModelCalled, NodeRegistered, NodeReported, NodesExpected, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, ModelName, Scaling
+from llmgw.core.placement import Rejected
 from llmgw.core.replica import ReplicaId, ShardState
 
 ONE, TWO = ReplicaId("rep-m-1"), ReplicaId("rep-m-2")
@@ -334,3 +336,23 @@ def test_the_demand_of_a_model_that_was_removed_is_forgotten() -> None:
     fleet.handle(CatalogChanged(models=()), 2.0)
     assert desires(fleet.handle(CatalogChanged(models=(a_model(least=0),)), 3.0)) == []
     assert fleet.verdict(ModelName("m")) is None
+
+
+def test_when_nobody_is_waited_for_any_more_there_is_nothing_to_tell_of_a_place() -> None:
+    fleet, _ = a_fleet(a_model(least=0), nodes=[])
+    fleet.handle(Demand(model=M, waiting=1), 1.0)
+    fleet.handle(Demand(model=M, asked=True), 2.0)
+    wake(fleet, until=301.9)
+    assert fleet.verdict(M) == Rejected()
+    wake(fleet, until=302.0)
+    assert fleet.verdict(M) is None
+
+
+def test_whoever_was_told_to_come_back_keeps_it_no_longer_than_its_idle_timeout_once_it_is_ready() -> None:
+    model = replace(a_model(), scaling=Scaling(min=0, max=1, idle_timeout_seconds=40.0))
+    fleet, _ = a_fleet(model)
+    shard = the_shard(fleet.handle(Demand(model=M, waiting=1), 0.0))
+    fleet.handle(Demand(model=M, asked=True), 1.0)
+    fleet.handle(a_word(shard, ShardState.READY), 10.0)
+    assert drains(wake(fleet, until=49.9)) == []
+    assert len(drains(wake(fleet, until=50.0))) == 1

@@ -379,3 +379,54 @@ def test_nobody_makes_way_for_one_that_is_not_tried_there_for_a_while() -> None:
     assert len(desires(fleet.handle(Demand(model=C, waiting=1), 202.0))[-1].shards) == 2
     assert drains(fleet.handle(Demand(model=B, waiting=2), 203.0)) == []
     assert [drain.replica for drain in drains(wake(fleet, until=206.0))] == ["rep-a-1"]
+
+
+def two_idle(*others: Model, most: int = 1) -> tuple[Fleet, list[ShardSpec]]:
+    """``a`` and ``b`` take 8 of a node's 16 GB each, and nobody asks for them any more."""
+    models = [a_model(name, least=0, most=most, gb=8.0, source=f"/{name}") for name in "ab"]
+    fleet, _ = a_fleet(*models, *others)
+    shards = []
+    for model in models:
+        effects = fleet.handle(Demand(model=model.name, waiting=1), 0.0)
+        shards.append(next(shard for shard in desires(effects)[-1].shards if shard.model.name == model.name))
+        fleet.handle(a_word(shards[-1], ShardState.READY), 1.0)
+        fleet.handle(Demand(model=model.name), 1.0)
+    return fleet, shards
+
+
+def test_no_second_one_makes_way_while_the_first_answers_a_last_request() -> None:
+    fleet, _ = two_idle(a_model("c", least=0, gb=8.0))
+    (drain,) = wait(fleet, C)
+    # it came just before the word that it is to stop
+    fleet.handle(Demand(model=A, in_flight={drain.replica: 1}), 200.1)
+    assert wait(fleet, C, 201.0) == []
+    assert drains(wake(fleet, until=400.0)) == []
+    assert (len(fleet.ready(A)), len(fleet.ready(B))) == (0, 1)
+
+
+def test_the_last_request_of_one_that_is_drained_is_no_reason_to_load_another() -> None:
+    fleet, _ = two_idle(a_model("c", least=0, gb=8.0), most=2)
+    (drain,) = wait(fleet, C)
+    effects = fleet.handle(Demand(model=A, in_flight={drain.replica: 1}), 200.1)
+    effects += wake(fleet, until=400.0)
+    assert drains(effects) == []
+    assert desires(effects) == []
+
+
+def test_the_room_of_one_that_still_answers_is_not_waited_for_by_another_model() -> None:
+    fleet, _ = two_idle(a_model("c", least=0, gb=8.0), a_model("d", least=0, gb=8.0))
+    (drain,) = wait(fleet, C)
+    fleet.handle(Demand(model=A, in_flight={drain.replica: 1}), 200.1)
+    effects = fleet.handle(Demand(model=ModelName("d"), waiting=1), 201.0)
+    effects += wake(fleet, until=201.0)
+    assert [other.replica for other in drains(effects)] == ["rep-b-1"]
+
+
+def test_of_an_idle_one_and_a_load_that_nobody_wants_the_load_gives_way() -> None:
+    fleet, _ = a_turn(a_model("b", least=0, gb=4.0), a_model("c", least=0, gb=5.0), memory_gb=16.0)
+    effects = fleet.handle(Demand(model=B, waiting=1), 200.0)
+    shard = next(shard for shard in desires(effects)[-1].shards if shard.model.name == B)
+    fleet.handle(a_word(shard, ShardState.LOADING), 201.0)
+    fleet.handle(Demand(model=B), 202.0)
+    effects = fleet.handle(Demand(model=C, waiting=1), 203.0)
+    assert texts(effects) == ["rep-b-1 on n1 is to stop: it is idle, and makes way for c"]

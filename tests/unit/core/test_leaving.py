@@ -150,6 +150,8 @@ def test_what_is_asked_for_while_it_is_drained_for_want_of_use_stays() -> None:
     assert texts(effects) == ["rep-m-1 stays: it is asked for again"]
     assert desires(effects) == []
     assert len(fleet.ready(M)) == 1
+    # and is not cut off when that drain would have had its time
+    assert desires(wake(fleet, until=1700.0)) == []
 
 
 def test_at_the_stop_of_everything_nothing_is_drained() -> None:
@@ -416,3 +418,15 @@ def test_the_end_of_one_part_of_a_group_that_is_drained_ends_it_all_and_is_no_fa
     assert texts(effects) == ["rep-m-1 has stopped on n1, n2"]
     assert fleet.failed(M, 4.0) == {}
     assert fleet.idle()
+
+
+def test_a_group_on_a_node_to_be_drained_does_not_go_first_though_that_would_make_room_for_another() -> None:
+    fleet, shards = a_launched_group(nodes=3)
+    for shard in shards:
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=15.0)
+    # (n2 and n3 would do)
+    effects = drain_node(fleet)
+    assert drains(effects) == []
+    assert "rep-m-1 stays until there is room for another" in texts(effects)[-1]
+    assert drains(wake(fleet, until=2000.0)) == []

@@ -689,3 +689,23 @@ def test_while_one_is_not_proven_no_other_is_replaced_though_more_may_run() -> N
     # (the next one begins, and the first of the old ones goes)
     effects = wake(fleet, until=31.0)
     assert (len(drains(effects)), len(desires(effects))) == (1, 1)
+
+
+def test_one_that_is_missing_already_is_not_made_two() -> None:
+    model = replace(OLD, scaling=Scaling(min=2, max=2))
+    fleet, effects = a_fleet(model, a_model("b"), nodes=[a_node(memory_gb=9.0)])
+    for shard in desires(effects)[-1].shards:
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=15.0)
+    effects = changed(fleet, replace(NEW, scaling=model.scaling), a_model("b"))
+    effects += wake(fleet, until=20.0)
+    (drain,) = drains(effects)
+    fleet.handle(drained(drain), 21.0)
+    old = next(replica.shard for replica in fleet.statistics().models[0].replicas if replica.id == drain.replica)
+    fleet.handle(a_word(old, ShardState.ENDED), 22.0)
+    fail_once(fleet, the_new(fleet), 23.0)
+    # b has the room, and one of m is left
+    wake(fleet, until=23.0)
+    assert len(fleet.statistics().models[1].replicas) == 1
+    assert drains(wake(fleet, until=2000.0)) == []
+    assert len(fleet.ready(M)) == 1

@@ -293,7 +293,7 @@ def execs(tmp_path):
 
 @pytest.mark.slow
 def test_the_marker_of_what_is_just_being_executed_is_read(execs):
-    assert {read_marker(execs.pid) for _ in range(2000)} == {execs.marker}
+    assert {read_marker(execs.pid) for _ in range(20_000)} == {execs.marker}
     assert {tuple(find_marked(execs.marker).values()) for _ in range(20)} == {(execs.marker,)}
 
 
