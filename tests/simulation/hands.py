@@ -13,6 +13,7 @@ One ``SimulatedHands`` is one machine, and outlives the agents on it:
 - ``conduct`` is asked at each start, by shard and epoch, what becomes of that engine: slow, never ready, deaf to
   TERM, dead after so long, late to give its memory back. Of those that run, ``die`` ends one, ``reboot`` all.
 - ``is_joined`` is asked of every engine: one of a group is not ready before the others of it are there.
+- ``prepare_seconds`` is how long it takes to find the weights of what is to be launched.
 - ``cards``, ``foreign``, ``fabrics``, ``state.full`` (the disk), ``skew`` and ``oom_kills`` may be changed at any time.
   The order of ``cards`` is that of their indices; what ``gpus`` of a report says of their use follows from the engines.
 - ``running`` are the engines that are alive, ``find_listening`` is the one at a port, ``is_ready`` whether it would
@@ -63,7 +64,8 @@ OUT_OF_MEMORY = "fatal: CUDA out of memory"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conduct:
     """What an engine will do, in seconds: until it is ``ready`` and until it ends by itself, both from its start, until
-    it heeds TERM (``deaf``: it never does), and from its end until the device has its memory back.
+    it heeds TERM (``deaf``: it never does), from its end until the device has its memory back, and from its start until
+    it answers nobody any more.
 
     ``code`` and ``lines`` are what it ends with by itself. ``holds_gb`` is what it takes of each GPU.
     """
@@ -76,6 +78,7 @@ class Conduct:
     exit_seconds: float = 0.5
     deaf: bool = False
     frees_seconds: float = 0.5
+    hangs_seconds: float = math.inf
     holds_gb: float | None = None
 
 
@@ -113,6 +116,11 @@ class EngineProcess:
             self.frees_at = at + (self.conduct.frees_seconds if frees_seconds is None else frees_seconds)
             self._changed.set()
             self._changed = trio.Event()
+
+    @property
+    def is_hung(self) -> bool:
+        """It is alive, and nothing comes of it any more."""
+        return trio.current_time() >= self.began_at + self.conduct.hangs_seconds
 
     async def wait_end(self) -> None:
         while self.alive:
@@ -255,6 +263,7 @@ class SimulatedHands:
     memory_gb: float = 512.0
     memory_foreign_gb: float = 0.0
     skew: float = 0.0
+    prepare_seconds: float = 0.0
     oom_kills: int = 0
     state: SimulatedState = field(init=False)
     engines: list[EngineProcess] = field(init=False, default_factory=list)
@@ -304,7 +313,7 @@ class SimulatedHands:
     # What an agent sees of it
 
     async def run(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
-        await trio.lowlevel.checkpoint()
+        await trio.sleep(self.prepare_seconds if work.__name__ == "check_sources" else 0.0)
         return work(*args)
 
     async def survey(self, tools: Tools) -> Node:
@@ -427,6 +436,8 @@ class SimulatedHands:
         engine = self.find_listening(port)
         if engine is None:
             return REFUSED
+        if engine.is_hung:
+            await trio.sleep_forever()
         return Reply(status=200, body="") if self.is_ready(engine) else Reply(status=503, body="loading")
 
     async def post(self, port: int, path: str, body: object) -> Reply | None:

@@ -48,10 +48,10 @@ class Demands:
         asked = self._asked.setdefault(model.name, _Asked())
         asked.waiting = demand.waiting
         asked.in_flight = {replica: count for replica, count in demand.in_flight.items() if count}
-        if demand.asked or asked.in_flight:
+        if demand.asked or demand.answered or asked.in_flight:
             asked.asked_at = now
-            if not ready:
-                asked.owed_at = now
+        if demand.asked and not ready:
+            asked.owed_at = now
         worth = math.ceil((asked.waiting + sum(asked.in_flight.values())) / max(model.scaling.target, 1))
         steps = asked.steps
         if not steps or steps[-1][1] != worth:

@@ -113,14 +113,15 @@ class ShardChanged:
 class Demand:
     """How much a model is asked for at this moment: the whole of it, in place of what was said before.
 
-    ``waiting`` requests wait for a replica; ``in_flight`` are answered, by replica (none is 0). ``asked``: since the
-    last word somebody has asked who has not hung up: was answered, or was told to come again.
+    ``waiting`` requests wait for a replica; ``in_flight`` are answered, by replica (none is 0). Since the last word
+    somebody was ``answered``, or has ``asked`` in vain and was told to come back: whoever hangs up is neither.
     """
 
     model: ModelName
     waiting: int = 0
     in_flight: Mapping[ReplicaId, int] = field(default_factory=dict, hash=False)
     asked: bool = False
+    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -87,8 +87,12 @@ def _list_idle(state: State, asker: Model, now: float) -> Iterator[Idle]:
             continue
         for life in state.roster.of(name):
             replica = life.replica
-            busy = state.demands.in_flight(name, replica.id) > 0
-            if not state.is_serving_on(life) or life.count > 1 or busy or state.roster.is_lost(replica.shard.node):
+            if (
+                not state.is_serving_on(life)
+                or life.count > 1
+                or state.is_busy(life)
+                or state.roster.is_lost(replica.shard.node)
+            ):
                 continue
             ready = replica.state is ShardState.READY
             seconds = state.learned.load_seconds(model) or USUAL_LOAD_SECONDS
@@ -105,5 +109,4 @@ def is_about_to_end(state: State, key: LifeKey, asker: ModelName, now: float) ->
     life = state.roster.lives[key]
     if life.replica.draining is None:
         return is_stopping(state, life, now)
-    busy = state.demands.in_flight(life.replica.model, life.replica.id) > 0
-    return life.evicted_for == asker or not busy
+    return life.evicted_for == asker or not state.is_busy(life)

@@ -58,9 +58,6 @@ def _plan(state: State, model: Model, now: float) -> None:
     # books none. Its end plans this model again, or a time by which anything has ended.
     most = max(model.scaling.max, want) + (1 if crew.moving else 0)
     room = most - len(crew.steady) - len(crew.moving) - len(crew.going)
-    if asked > room and crew.going:
-        stopping = [life.replica.since for life in crew.going if life.replica.draining is None]
-        state.retry_at[model.name] = min(stopping, default=now) + crews.STOPPING_SECONDS
     filled = state.learned.fill(model, state.versions)
     for _ in range(min(asked, room)):
         if not _place(state, model, filled, crew, now, missing=missing > 0):
@@ -115,6 +112,9 @@ def _may_go_first(state: State, life: Life) -> bool:
 def _find_review(state: State, model: Model, now: float) -> float:
     """When this model is to be looked at again though nothing happens."""
     times = [state.demands.settles_at(model.name, now)]
+    for life in state.roster.of(model.name):
+        if crews.is_stopping(state, life, now):
+            times.append(life.replica.since + crews.STOPPING_SECONDS)
     if model.scaling.on_demand:
         for life in state.roster.of(model.name):
             if state.is_serving_on(life) and life.replica.state is ShardState.READY:

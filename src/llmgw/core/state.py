@@ -138,7 +138,9 @@ class State:
 
     def is_used(self, model: Model, lives: Iterable[Life], now: float) -> bool:
         """Whether one that loads on demand is asked for, or was of late."""
-        if self.is_asked_for(model.name, now) or self.demands.is_answered(model.name):
+        lives = tuple(lives)
+        # (the last requests of one that goes are no reason to load another)
+        if self.is_asked_for(model.name, now) or any(map(self.is_busy, lives)):
             return True
         # One that loads is not idle, however long that takes. What would have to be replaced is not worth that.
         return any(
@@ -160,6 +162,10 @@ class State:
         """When a replica that serves has been idle for long enough to go."""
         last = max(self.demands.asked_at(model.name, now), life.replica.since)
         return last + model.scaling.idle_timeout_seconds
+
+    def is_busy(self, life: Life) -> bool:
+        """Some request is in flight to it, as the door has last told."""
+        return self.demands.in_flight(life.replica.model, life.replica.id) > 0
 
     def is_serving_on(self, life: Life) -> bool:
         """It is to run, for all that is known."""

@@ -271,7 +271,7 @@ class FleetGateway:
         try:
             await self._traffic.tell_waiting(name)
             ready = await self._wait(model)
-            asked = ready or self._may_run(name)
+            asked = not ready and self._may_run(name)
         finally:
             self._traffic.leave(name, asked=asked)
         return ready

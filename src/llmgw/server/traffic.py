@@ -46,6 +46,7 @@ class Traffic:
         self._waiting: dict[ModelName, int] = {}
         # since the last word (dicts, whose order is the same in each run of a simulation)
         self._asked: dict[ModelName, None] = {}
+        self._answered: dict[ModelName, None] = {}
         self._told: dict[ModelName, Figures] = {}
 
     # -- what is in flight
@@ -73,7 +74,7 @@ class Traffic:
         flight.count += 1
         if flight.newest:
             self.in_flight[flight.replica] = flight.count
-        self._asked[flight.model] = None
+        self._answered[flight.model] = None
 
     def end(self, flight: Flight) -> None:
         """One that began is over."""
@@ -120,7 +121,7 @@ class Traffic:
         self._waiting[model] = self._waiting.get(model, 0) + 1
 
     def leave(self, model: ModelName, *, asked: bool) -> None:
-        """One waits no longer. ``asked``: it was served or told to come back, and has not just hung up."""
+        """One waits no longer. ``asked``: it was told to come back; not served, and it has not just hung up."""
         if asked:
             self._asked[model] = None
         left = self._waiting[model] - 1
@@ -150,9 +151,9 @@ class Traffic:
 
     def tell_changes(self) -> None:
         """Tell how much each model is asked for, where that is not what was told last or somebody has asked since."""
-        for model in {**self._asked, **self._told, **self._waiting}:
+        for model in {**self._asked, **self._answered, **self._told, **self._waiting}:
             demand = self._measure(model)
-            if demand.asked or (demand.waiting, demand.in_flight) != self._told.get(model, NOTHING):
+            if demand.asked or demand.answered or (demand.waiting, demand.in_flight) != self._told.get(model, NOTHING):
                 self._tell(demand)
 
     def _measure(self, model: ModelName, *, asked: bool | None = None) -> Demand:
@@ -162,10 +163,12 @@ class Traffic:
             waiting=self._waiting.get(model, 0),
             in_flight={name: flight.count for name, flight in flights.items() if flight.count},
             asked=model in self._asked if asked is None else asked,
+            answered=model in self._answered,
         )
 
     def _tell(self, demand: Demand) -> None:
         self._asked.pop(demand.model, None)
+        self._answered.pop(demand.model, None)
         self._note(demand)
         self._scheduler.put(demand)
 

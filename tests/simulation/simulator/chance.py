@@ -7,6 +7,7 @@ from random import Random
 
 from llmgw.core.model import ModelName
 from simulator.faults import (
+    Act,
     AddModel,
     AgentCrash,
     BadEngines,
@@ -43,6 +44,9 @@ from simulator.site import MODELS, node_name
 PER_NODE_HOUR = 3.0
 BURST_SHARE = 0.5
 BURST_SECONDS = 20.0
+# What an operator has just set going is often where a process is killed: in the middle of a step, or of the next.
+AIMED_SHARE = 0.3
+AIMED_SECONDS = (0.3, 3.0, 30.0)
 # Agents report less often than they do: in a long run nothing else happens most of the time.
 BEAT_SECONDS = 20.0
 # What clients ask for, the one that is never there now and then.
@@ -58,9 +62,14 @@ def draw_scenario(seed: int, *, nodes: int, hours: float, per_node_hour: float =
     apart_seconds = 3600.0 / (per_node_hour * nodes * (1.0 - BURST_SHARE))
     while True:
         in_burst = rng.random() < BURST_SHARE
-        at += rng.expovariate(1.0 / (BURST_SECONDS if in_burst else apart_seconds))
+        aimed = bool(faults) and isinstance(faults[-1], Act) and rng.random() < AIMED_SHARE
+        mean_seconds = rng.choice(AIMED_SECONDS) if aimed else BURST_SECONDS if in_burst else apart_seconds
+        at += rng.expovariate(1.0 / mean_seconds)
         if at >= hours * 3600.0:
             return Scenario(seed=seed, nodes=nodes, hours=hours, beat_seconds=BEAT_SECONDS, faults=tuple(faults))
+        if aimed:
+            faults.append(rng.choice(_KILLS)(rng, round(at, 3), names))
+            continue
         draw = rng.choices([draw for draw, _ in _KINDS], weights=[weight for _, weight in _KINDS])[0]
         # What went wrong last goes wrong once more, in another way.
         last = getattr(faults[-1], "node", None) if in_burst and faults and rng.random() < 0.6 else None
@@ -150,6 +159,14 @@ def _storm(rng: Random, at: float, names: Sequence[str]) -> Fault:
 def _bad_engines(rng: Random, at: float, names: Sequence[str]) -> Fault:
     return BadEngines(at=at, node=rng.choice(names), seconds=_seconds(rng, 60, 3600), mood=rng.choice([*Mood]))
 
+
+# kill -9 of the server, of agents, of engines, and of all that is on a node.
+_KILLS: tuple[Callable[[Random, float, Sequence[str]], Fault], ...] = (
+    lambda rng, at, names: ServerRestart(at=at, seconds=_seconds(rng, 0.1, 20.0)),
+    _lasting(AgentCrash, 0.1, 60.0),
+    lambda rng, at, names: EngineCrash(at=at, node=rng.choice(names), pick=rng.randrange(8)),
+    _lasting(NodeCrash, 1.0, 300.0),
+)
 
 _KINDS: tuple[tuple[Callable[[Random, float, Sequence[str]], Fault], float], ...] = (
     (lambda rng, at, names: LinkBroken(at=at, node=rng.choice(names)), 8),

@@ -38,8 +38,8 @@ NOTHING: Figures = (0, {})
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request. ``on`` is the epoch of a replica that answers it now, ``until`` so long, ``end`` is how it ended (None while it has
-    not), ``again_seconds`` after how long it may be asked again."""
+    """One request. ``on`` is the epoch of a replica that answers it now, ``until`` when it is answered, ``end`` how it
+    ended (None while it has not), ``again_seconds`` after how long it may be asked again."""
 
     model: str
     number: int
@@ -103,7 +103,11 @@ class Clients:
         """Send one request for that name, and again where it is told to be, so many times."""
 
         def come_again(request: Request) -> None:
-            if returns and times == self._times and request.end in ("model_loading", "connection refused", "connection lost"):
+            if (
+                returns
+                and times == self._times
+                and request.end in ("model_loading", "connection refused", "connection lost")
+            ):
                 self._loop.after(request.again_seconds, self.ask, model, returns - 1, patience, done)
             else:
                 done(request)

@@ -405,7 +405,7 @@ def the_brake_stops_and_moves_nothing(move: Move) -> Iterator[str]:
     fenced = {
         replica.id: replica.epoch
         for replica in move.before.replicas
-        if replica.state is not ShardState.ENDED and move.before.is_fenced(replica)
+        if replica.state not in ON_ITS_WAY_OUT and move.before.is_fenced(replica)
     }
     for spec in move.launches():
         # (what took its place before the brake held, and failed, may be tried again)
@@ -480,7 +480,7 @@ def our_own_doing_takes_no_service_down(move: Move) -> Iterator[str]:
         serve = len(move.after.ready.get(name, ()))
         least = min(len(well), reckoning.wanted(name))
         if serve < least and reckoning.has_room(name):
-            yield f"{serve} replicas of {name} serve without {replica.id}, {least} are to, and there is room for another"
+            yield f"{serve} replicas of {name} serve without {replica.id}, {least} are to, and there is room for more"
 
 
 def only_what_is_idle_makes_way(move: Move) -> Iterator[str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 import traceback
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -33,44 +35,56 @@ from llmgw.core.events import (
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.replica import Replica, ShardAddress, ShardId, ShardSpec
+from llmgw.core.replica import Replica, ReplicaId, ShardAddress, ShardId, ShardSpec
 from llmgw.door.steps import Failure
 from llmgw.link.dialer import Dialer
-from simulator.books import Books, read_books
+from simulator.books import Books, Reckoning, read_books
+from simulator.client import AGAIN_SECONDS, HUNG_SECONDS, LONG_SHARE
 from simulator.faults import (
+    Act,
     AddModel,
     AgentCrash,
     BadEngines,
     ClockSkew,
     Cordon,
     DiskFull,
+    DrainNode,
     EditModel,
     EngineCrash,
     FabricDown,
     Fault,
     ForeignMemory,
+    Hold,
     Label,
     LinkBroken,
+    LoadModel,
     NodeCrash,
     Partition,
+    Recall,
     RemoveModel,
     RemoveNode,
+    Rollback,
     Scenario,
     ServerRestart,
     SlowLink,
     Storm,
+    Turns,
 )
 from simulator.invariants import State
 from simulator.judge import Broken, Judge
 from simulator.linked_machine import Answering, Machine, find_engine
 from simulator.linked_server import Server
-from simulator.oracle import find_faults_at_rest, find_leftovers
+from simulator.oracle import find_faults_at_rest, find_leftovers, find_place_on_demand
 from simulator.site import ENGINE, MODELS, site
 from simulator.stage import Seen, Story, see
 from simulator.store import Rules, Store, edit
 
 RESPONSE_SECONDS = 60.0
 REST_SECONDS = 2700.0
+# By when somebody is served who asks for a model that loads on demand.
+PROBE_SECONDS = 600.0
+# From the end of the last model: the last requests, and the engines' own time.
+CLEAR_SECONDS = 900.0
 
 
 class LinkedWorld:
@@ -107,6 +121,10 @@ class LinkedWorld:
         self._nursery = nursery
         self._request_rng = self._chance("requests")
         self._ends: dict[str, int] = {}
+        self._served: Counter[str] = Counter()
+        self._in_flight: Counter[tuple[ReplicaId, int]] = Counter()
+        # whoever began to ask again and again in an earlier time has stopped by now
+        self._times = 0
         self._starts = itertools.count(1)
         self._agents: dict[NodeId, trio.CancelScope] = {}
         self._agent_down: dict[NodeId, int] = {}
@@ -164,20 +182,37 @@ class LinkedWorld:
         """All faults are over: to rest, and until no model is left."""
         self.calm_down()
         await self.rest()
+        await self.probe()
         await self.clear_away()
 
     async def rest(self) -> None:
         """The faults are over: what is desired has to be so within a bounded time."""
         await self._settle(
-            "at rest", lambda: find_faults_at_rest(self.store, self.machines, self.books()), REST_SECONDS
+            "at rest", lambda: find_faults_at_rest(self.store, self.machines, self.books(), self.now), REST_SECONDS
         )
+
+    async def probe(self) -> None:
+        """Each model that loads on demand, and can have room, serves somebody who asks for it."""
+        for name, model in sorted(self.store.models.items()):
+            place = find_place_on_demand(model, self.store, self.machines)
+            if place is None:
+                continue
+            before, until = self._served[name], self.now + PROBE_SECONDS
+            self._nursery.start_soon(self._keep_asking, name, until, 1.0)
+            for _ in range(round(PROBE_SECONDS / 10.0)):
+                if self._served[name] == before:
+                    await trio.sleep(10.0)
+            if self._served[name] == before:
+                self.judge.complain(f"{name} serves nobody who asks for it, and there is {place}")
+            self._times += 1
 
     async def clear_away(self) -> None:
         """Remove all models: nothing may stay."""
-        self.store.models.clear()
+        for name in [*self.store.models]:
+            self.store.remove(name)
         if self.server is not None:
             await self.server.publish()
-        await self._settle("all removed", lambda: find_leftovers(self.machines, self.books()), 180.0)
+        await self._settle("all removed", lambda: find_leftovers(self.machines, self.books()), CLEAR_SECONDS)
 
     async def _settle(self, what: str, find: Callable[[], Iterator[str]], limit: float) -> None:
         """Well two minutes running, by then."""
@@ -188,7 +223,8 @@ class LinkedWorld:
         self.judge.judge(what, find())
 
     def calm_down(self) -> None:
-        """All faults that last end now."""
+        """All faults that last end now, and nobody goes on asking."""
+        self._times += 1
         for number in range(len(self._lasting)):
             self._end_fault(number)
 
@@ -217,6 +253,9 @@ class LinkedWorld:
             machines=self.machines,
             linked=linked,
             marks=self.store.marks,
+            in_flight=self._in_flight,
+            now=self.now,
+            reckoning=Reckoning(self.server.fleet, self.now) if self.server is not None else None,
         )
 
     def is_joined(self, engine: EngineProcess) -> bool:
@@ -269,24 +308,47 @@ class LinkedWorld:
         engine = machine.hands.find_listening(port)
         if engine is None or not machine.hands.is_ready(engine):
             return "no_shard"
-        return Answering(engine, self._request_rng.uniform(0.5, 20.0))
+        seconds = self._request_rng.uniform(0.5, 20.0)
+        if self._request_rng.random() < LONG_SHARE:
+            seconds *= 45
+        return Answering(engine, seconds)
 
     # -- requests
 
-    async def _ask(self, name: str, after_seconds: float) -> None:
+    async def _ask(
+        self, name: str, after_seconds: float, returns: int = 0, patience: float | None = None
+    ) -> tuple[str, float]:
+        """How it ended, and after how many seconds it may be asked again."""
+        times = self._times
         await trio.sleep(after_seconds)
+        how, again_seconds = await self._ask_once(name, patience)
+        self._end(how)
+        if returns and times == self._times and how in ("model_loading", "connection refused", "connection lost"):
+            return await self._ask(name, again_seconds, returns - 1, patience)
+        return how, again_seconds
+
+    async def _keep_asking(self, name: str, until: float, apart: float) -> None:
+        """One who asks again and again."""
+        times = self._times
+        while self.now < until and times == self._times:
+            how, again_seconds = await self._ask(name, 0.0)
+            await trio.sleep(apart if how == "answered" else max(apart, again_seconds))
+
+    async def _ask_once(self, name: str, patience: float | None) -> tuple[str, float]:
         server = self.server
         if server is None:
-            self._end("connection refused")
-            return
-        limit = self.rules.on_demand_wait + 3 * RESPONSE_SECONDS
-        how: str | None = "connection lost"
+            return "connection refused", AGAIN_SECONDS
+        limit = self.rules.on_demand_wait + 3 * RESPONSE_SECONDS + 1000.0
+        how: tuple[str, float] | None = "connection lost", AGAIN_SECONDS
 
         async def exchange() -> None:
             nonlocal how
             with trio.move_on_after(limit):
                 how = None
-                how = await self._exchange(server, name)
+                with trio.move_on_after(limit if patience is None else patience) as patient:
+                    how = await self._exchange(server, name)
+                if patient.cancelled_caught:
+                    how = "hung up", AGAIN_SECONDS
             over.set()
 
         over = trio.Event()
@@ -297,16 +359,16 @@ class LinkedWorld:
                     await over.wait()
         if how is None and not server.life.cancel_called:
             self.judge.complain(f"a request for {name} has no end")
-        self._end(how or "connection lost")
+        return how or ("connection lost", AGAIN_SECONDS)
 
     def _end(self, how: str) -> None:
         self._ends[how] = self._ends.get(how, 0) + 1
 
-    async def _exchange(self, server: Server, name: str) -> str:
+    async def _exchange(self, server: Server, name: str) -> tuple[str, float]:
         """The decisions of the door's exchange, without a connection."""
         model = server.gateway.resolve(name)
         if model is None:
-            return "model_not_found"
+            return "model_not_found", AGAIN_SECONDS
         tried: set[str] = set()
         waited = False
         while True:
@@ -319,26 +381,41 @@ class LinkedWorld:
                 continue
             tried.add(route.replica)
             answer: Any = None
+            address = cast("ShardAddress", route.address)
+            on = ReplicaId(route.replica), address.epoch
+            engine = self._find_serving(address)
+            answers = engine is not None and not engine.is_hung
+            self._served[name] += answers
+            self._in_flight[on] += 1
             try:
-                with trio.move_on_after(RESPONSE_SECONDS):
-                    answer = await server.trunks.ask(cast("ShardAddress", route.address), name)
+                with trio.move_on_after(math.inf if answers else HUNG_SECONDS):
+                    answer = await server.trunks.ask(address, name)
             except OSError as error:
                 server.gateway.eject(route, str(error))
                 continue
             finally:
+                self._in_flight[on] -= 1
                 server.gateway.release(route)
             if answer == "answered":
-                return "answered"
+                return "answered", AGAIN_SECONDS
             if isinstance(answer, Failure) and answer.sent:
-                return "error: the engine ended"
+                return "error: the engine ended", AGAIN_SECONDS
 
-    def _refuse(self, server: Server, model: Model, tried: set[str]) -> str:
+    def _find_serving(self, address: ShardAddress) -> EngineProcess | None:
+        """The engine behind an address, where it answers."""
+        hands = self.machines[address.node].hands
+        found = (each for each in hands.running if (each.shard, each.epoch) == (address.shard, address.epoch))
+        return next((each for each in found if hands.is_ready(each)), None)
+
+    def _refuse(self, server: Server, model: Model, tried: set[str]) -> tuple[str, float]:
         refusal = server.gateway.absent(model)
+        if refusal.code == "model_not_found":
+            return refusal.code, AGAIN_SECONDS
         if refusal.status != 503:
             self.judge.complain(f"a request for {model.name} is refused with {refusal.status}")
         if refusal.code != "model_not_running" and not 1 <= (refusal.retry_after or 0) <= 120:
             self.judge.complain(f"a request for {model.name} is told to come again in {refusal.retry_after} s")
-        return refusal.code
+        return refusal.code, float(refusal.retry_after or AGAIN_SECONDS)
 
     # -- faults
 
@@ -371,8 +448,8 @@ class LinkedWorld:
                 if hands.running:
                     hands.die(hands.running[pick % len(hands.running)].pid, -11)
             case BadEngines(node=node, mood=mood):
-                self.machines[NodeId(node)].moods.append(mood)
-                await self._last(fault, partial(self.machines[NodeId(node)].moods.remove, mood))
+                self.machines[NodeId(node)].set_mood(mood)
+                await self._last(fault, partial(self.machines[NodeId(node)].end_mood, mood))
             case DiskFull(node=node):
                 self.machines[NodeId(node)].set_disk(1)
                 await self._last(fault, partial(self.machines[NodeId(node)].set_disk, -1))
@@ -387,10 +464,26 @@ class LinkedWorld:
             case ServerRestart():
                 self._stop_server()
                 await self._last(fault, self._return_server)
-            case Storm(model=model, requests=requests, seconds=seconds):
+            case Storm(model=model, requests=requests, seconds=seconds, returns=returns, patience=patience):
                 for _ in range(requests):
-                    self._nursery.start_soon(self._ask, model, self._request_rng.uniform(0.0, seconds))
-            case AddModel() | RemoveModel() | EditModel() | Cordon() | Label() | RemoveNode():
+                    after = self._request_rng.uniform(0.0, seconds)
+                    self._nursery.start_soon(self._ask, model, after, returns, patience)
+            case Turns(models=models, seconds=seconds, apart=apart):
+                for model in models:
+                    self._nursery.start_soon(self._keep_asking, model, fault.at + seconds, apart)
+            case (
+                AddModel()
+                | RemoveModel()
+                | EditModel()
+                | Rollback()
+                | Hold()
+                | LoadModel()
+                | Recall()
+                | Cordon()
+                | DrainNode()
+                | Label()
+                | RemoveNode()
+            ):
                 if self.server is not None:
                     await self._operate(fault, self.server)
             case _:
@@ -409,27 +502,33 @@ class LinkedWorld:
             self._lasting[number] = None
             undo()
 
-    async def _operate(
-        self, act: AddModel | RemoveModel | EditModel | Cordon | Label | RemoveNode, server: Server
-    ) -> None:
+    async def _operate(self, act: Act, server: Server) -> None:
         match act:
             case AddModel(model=name):
-                self.store.models[name] = self._models[name]
+                self.store.put(self._models[name])
             case RemoveModel(model=name):
-                self.store.models.pop(name, None)
+                self.store.remove(name)
+                await server.tell_held()
             case EditModel(model=name):
                 if name in self.store.models:
-                    self.store.models[name] = edit(self.store.models[name], act)
-            case Cordon() | Label():
+                    self.store.put(edit(self.store.models[name], act, self._models[name]))
+            case Rollback(model=name):
+                self.store.roll_back(name)
+            case Hold(model=name):
+                await server.hold(name)
+            case LoadModel(model=name):
+                await server.load(name)
+            case Recall(model=name, pick=pick):
+                await server.recall(name, pick)
+            case Cordon() | DrainNode() | Label():
                 mark = self.store.marks[NodeId(act.node)] = self.store.marked(act)
                 await server.scheduler.post(mark)
-                return
             case RemoveNode(node=node):
                 await server.remove_node(NodeId(node))
-                return
             case _:
                 assert_never(act)
-        await server.publish()
+        if isinstance(act, AddModel | RemoveModel | EditModel | Rollback):
+            await server.publish()
 
     def _cut(self, node: NodeId) -> None:
         self._cuts[node] = self._cuts.get(node, 0) + 1

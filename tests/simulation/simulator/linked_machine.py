@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -70,7 +71,7 @@ class Machine:
 
     def _conduct(self, shard: ShardId, epoch: int) -> Conduct:
         spec = self._world.specs[self.id, shard, epoch]
-        return Conduct(**asdict(draw_conduct(self._rng, self.moods)), holds_gb=spec.profile.gpu_memory_gb)
+        return Conduct(**asdict(draw_conduct(self._rng, self.moods, spec)), holds_gb=spec.profile.gpu_memory_gb)
 
     def spec(self, engine: EngineProcess) -> ShardSpec:
         return self._world.specs[self.id, engine.shard, engine.epoch]
@@ -98,6 +99,18 @@ class Machine:
     def set_fabric(self, by: int) -> None:
         self.down += by
         self.show_fabric()
+
+    def set_mood(self, mood: Mood) -> None:
+        """What is wrong with what is launched from now on."""
+        self.moods.append(mood)
+        self._show_moods()
+
+    def end_mood(self, mood: Mood) -> None:
+        self.moods.remove(mood)
+        self._show_moods()
+
+    def _show_moods(self) -> None:
+        self.hands.prepare_seconds = 300.0 if Mood.SLOW_TO_PREPARE in self.moods else 0.0
 
     def set_disk(self, by: int) -> None:
         self.full += by
@@ -139,7 +152,7 @@ class Answering:
         self._seconds = seconds
 
     async def answer(self, request: Any) -> Any:
-        with trio.move_on_after(self._seconds):
+        with trio.move_on_after(math.inf if self._engine.is_hung else self._seconds):
             await self._engine.wait_end()
             raise EngineClosed("the engine closed the connection")
         return "answered"

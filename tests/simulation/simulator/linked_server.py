@@ -9,17 +9,23 @@ import trio
 from hands import WALL
 from links import MemoryTrunks
 
-from llmgw.core.effects import Effect
+from llmgw.core.effects import Effect, Learn, Proven, Reverted
 from llmgw.core.events import (
-    CatalogChanged,
     Event,
+    FactsKnown,
+    ModelCalled,
+    ModelsHeld,
+    NodeMarked,
     NodeRemoved,
     NodesExpected,
+    ReplicaRecalled,
     RulesChanged,
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.hosts import Standing
+from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
+from llmgw.core.replica import ShardState
 from llmgw.counters import Counters
 from llmgw.link.agentlink import Pace as PortPace
 from llmgw.link.presence import Presence
@@ -33,6 +39,8 @@ if TYPE_CHECKING:
     from simulator.linked import LinkedWorld
 
 SETTLE_SECONDS = 30.0
+# How long the store takes to keep what the fleet says.
+KEEP_SECONDS = 0.05
 
 
 class WatchedFleet(Fleet):
@@ -98,11 +106,16 @@ class Server:
         world, store = self._world, self._world.store
         with self.life:
             async with trio.open_nursery() as self.nursery:
+                self.scheduler.attend(self.gateway.drain)
+                self.scheduler.entrust(lambda what: self.nursery.start_soon(self._keep, what))
                 await self.nursery.start(self.scheduler.serve)
+                self.nursery.start_soon(self.gateway.serve_demand)
                 rules = world.rules
                 await self.scheduler.post(RulesChanged(replace_after=rules.replace_after, brake=rules.brake))
+                await self.scheduler.post(FactsKnown(facts=tuple(store.facts.values())))
                 for mark in store.marks.values():
                     await self.scheduler.post(mark)
+                await self.tell_held()
                 until = trio.current_time() + SETTLE_SECONDS
                 await self.scheduler.post(NodesExpected(nodes=frozenset(store.nodes), until=until))
                 await self.publish()
@@ -110,7 +123,46 @@ class Server:
                 task_status.started()
 
     async def publish(self) -> None:
-        await self.scheduler.post(CatalogChanged(models=tuple(self._world.store.models.values())))
+        await self.scheduler.post(self._world.store.catalog())
+
+    async def _keep(self, what: Proven | Reverted | Learn) -> None:
+        """A server that ends meanwhile has not kept it."""
+        await trio.sleep(KEEP_SECONDS)
+        if self._world.store.keep(what):
+            await self.publish()
+
+    async def tell_held(self) -> None:
+        await self.scheduler.post(ModelsHeld(models=frozenset(self._world.store.held)))
+
+    async def hold(self, name: str) -> None:
+        """Hold a model at zero."""
+        if name in self._world.store.models:
+            self._world.store.held[ModelName(name)] = None
+            await self.tell_held()
+
+    async def load(self, name: str) -> None:
+        """Let a model run, load one that loads on demand, and try a definition again that has failed."""
+        store = self._world.store
+        model = store.models.get(name)
+        if model is None or model.scaling.max == 0:
+            return
+        store.failed.pop(model.name, None)
+        store.held.pop(model.name, None)
+        await self.tell_held()
+        await self.scheduler.post(ModelCalled(model=model.name))
+
+    async def recall(self, name: str, pick: int) -> None:
+        """Have one of a model's replicas replaced."""
+        found = [
+            replica
+            for told in self.fleet.statistics().models
+            if told.model.name == name
+            for replica in told.replicas
+            if replica.draining is None and replica.state not in (ShardState.STOPPING, ShardState.ENDED)
+        ]
+        if found:
+            replica = found[pick % len(found)]
+            await self.scheduler.post(ReplicaRecalled(replica=replica.id, epoch=replica.epoch))
 
     async def remove_node(self, node: NodeId) -> None:
         """Only one that is lost, or drained; else nothing happens."""
@@ -123,5 +175,6 @@ class Server:
             await self.scheduler.post(NodeRemoved(node=node))
             store.nodes.pop(node, None)
             store.marks.pop(node, None)
+            await self.scheduler.post(NodeMarked(node=node))
             self.agents.forget(node)
             self.presence.let_go(node, "an operator has removed it")

@@ -24,8 +24,8 @@ GpuName = str
 
 
 class Process:
-    """An engine. ``holds_gb`` is what it takes of each of its GPUs; ``freed`` once that has been given back. One that is
-    ``hung`` is ready as far as anybody sees, and answers nobody."""
+    """An engine. ``holds_gb`` is what it takes of each of its GPUs; ``freed`` once that has been given back. ``hung``:
+    it is ready as far as anybody sees, and answers nobody."""
 
     __slots__ = ("alive", "asked_to_end", "cause", "conduct", "freed", "holds_gb", "hung", "pid", "ready", "spec")
 

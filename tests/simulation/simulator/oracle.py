@@ -10,10 +10,10 @@ from llmgw.core.node import NodeId
 from llmgw.core.replica import ReplicaId, ShardState
 from llmgw.core.rolling import defines
 from simulator.books import Books
+from simulator.faults import Flaw
 from simulator.site import CARD_GB
 from simulator.stage import Ground, Running
 from simulator.store import Store, find_flaw
-
 
 # From the deadline of a drain: the last requests, and the engine's own time.
 CLEARED_SECONDS = 700.0
@@ -43,9 +43,15 @@ def find_faults_at_rest(
 
 
 def find_launched(model: Model, store: Store) -> Model | None:
-    """What its engines are to be started by: what is written, and where that is no good what served last; None where
-    nobody can tell."""
-    return model if find_flaw(model) is None else None
+    """What its engines are to be started by: what is written, and where that comes to nothing what served last; None
+    where nothing has, and where it waits for a place that does not come."""
+    match find_flaw(model):
+        case None:
+            return model
+        case Flaw.FITS_NOWHERE:
+            return None
+        case _:
+            return store.proven.get(model.name)
 
 
 def _outdated(model: Model, launched: Model, store: Store, running: list[Running]) -> Iterator[str]:

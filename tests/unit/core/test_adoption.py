@@ -1,6 +1,4 @@
 from __future__ import annotations
-from llmgw.core.node import NodeId
-from llmgw.core.events import NodeMarked
 
 from dataclasses import replace
 
@@ -32,6 +30,7 @@ from llmgw.core.effects import Desire, WakeAt
 from llmgw.core.events import (
     CatalogChanged,
     Demand,
+    NodeMarked,
     NodeRegistered,
     NodeReported,
     NodesExpected,

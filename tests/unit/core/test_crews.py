@@ -30,6 +30,7 @@ from llmgw.core.events import (
     CatalogChanged,
     Demand,
     Drained,
+    ModelsHeld,
     NodeLost,
     NodeMarked,
     NodeRegistered,
@@ -251,3 +252,15 @@ def test_one_that_is_drained_and_can_not_be_reached_is_not_what_is_wanted_again(
     # it is as good as gone when nobody is answered by it any more
     effects = fleet.handle(Drained(replica=ReplicaId("rep-m-1"), epoch=1, number=1), 17.0)
     assert [desire.node for desire in desires(effects) if desire.shards] == [N2]
+
+
+def test_a_replica_that_is_lost_and_no_longer_wanted_is_to_stop_when_its_node_is_back() -> None:
+    fleet, shard = a_ready(a_model())
+    fleet.handle(NodeLost(node=N1), 20.0)
+    # there is no other place, so it counts
+    assert desires(wake(fleet, until=100.0)) == []
+    effects = fleet.handle(ModelsHeld(models=frozenset({M})), 101.0)
+    assert texts(effects)[-1] == "rep-m-1 on n1 is to stop: no more than 0 are to run"
+    assert [desire.shards for desire in desires(effects)] == [()]
+    effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 102.0)
+    assert [desire.shards for desire in desires(effects)] == [()]

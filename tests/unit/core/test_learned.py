@@ -227,6 +227,7 @@ def test_what_a_launch_has_shown_is_kept_under_what_was_launched() -> None:
     assert learns(fleet.handle(a_word(shard, ShardState.READY, measured=SEEN), 42.0)) == []
     assert learns(fleet.handle(a_word(shard, ShardState.READY), 43.0)) == []
     assert the_replica(fleet).shards[0].measured == SEEN
+    assert learns(fleet.handle(a_word(shard, ShardState.READY, measured=replace(SEEN, gpu_gb=29.0)), 43.5)) == []
     (fact,) = learns(fleet.handle(a_word(shard, ShardState.READY, measured=replace(SEEN, gpu_gb=31.0)), 44.0))
     assert (fact.gpu_gb, fact.load_seconds) == (31.0, 40.0)
 

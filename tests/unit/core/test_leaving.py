@@ -430,3 +430,11 @@ def test_a_group_on_a_node_to_be_drained_does_not_go_first_though_that_would_mak
     assert drains(effects) == []
     assert "rep-m-1 stays until there is room for another" in texts(effects)[-1]
     assert drains(wake(fleet, until=2000.0)) == []
+
+
+def test_what_is_stopping_already_is_not_told_again_at_the_stop_of_everything() -> None:
+    fleet, _ = a_ready(a_model())
+    (drain,) = drains(fleet.handle(GONE, 20.0))
+    fleet.handle(drained(drain), 21.0)
+    assert fleet.handle(Stopping(), 22.0) == []
+    assert not fleet.idle()

@@ -195,6 +195,9 @@ def test_a_replica_that_is_about_to_stop_is_not_recalled() -> None:
     fleet, old = a_ready(a_model())
     hold(fleet, "m")
     assert fleet.handle(ReplicaRecalled(replica=old.replica, epoch=1), 21.0) == []
+    # nor when it may stay after all
+    assert texts(hold(fleet, now=22.0))[-1] == "rep-m-1 stays: it is asked for again"
+    assert drains(wake(fleet, until=2000.0)) == []
 
 
 def test_a_recalled_replica_that_loads_on_demand_and_is_idle_just_stops() -> None:
@@ -223,3 +226,17 @@ def test_sources_that_no_definition_has_any_more_are_forgotten() -> None:
     assert fleet.hosts()[0].holds == {"/old"}
     fleet.handle(CatalogChanged(models=(a_model(source="/new"),)), 2.0)
     assert fleet.hosts()[0].holds == set()
+
+
+def test_what_had_failed_of_a_model_that_is_removed_is_shown_no_more() -> None:
+    fleet, effects = a_fleet(a_model())
+    fleet.handle(a_word(the_shard(effects), ShardState.ENDED, cause="no"), 10.0)
+    assert len(fleet.statistics().nodes[0].replicas) == 1
+    fleet.handle(CatalogChanged(models=()), 11.0)
+    assert fleet.statistics().nodes[0].replicas == ()
+
+
+def test_the_models_are_those_that_are_written() -> None:
+    fleet, _ = a_fleet(a_model())
+    fleet.handle(CatalogChanged(models=(a_model(source="/new"), a_model("b"))), 11.0)
+    assert [(model.name, model.source) for model in fleet.catalog] == [("m", "/new"), ("b", "/m.gguf")]

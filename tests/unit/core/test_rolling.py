@@ -709,3 +709,26 @@ def test_one_that_is_missing_already_is_not_made_two() -> None:
     assert len(fleet.statistics().models[1].replicas) == 1
     assert drains(wake(fleet, until=2000.0)) == []
     assert len(fleet.ready(M)) == 1
+
+
+@pytest.mark.parametrize("large", ["n1", "n2"])
+def test_in_place_the_one_goes_whose_room_is_enough(large: str) -> None:
+    model = replace(OLD, scaling=Scaling(min=2, max=2))
+    nodes = [a_node(name, memory_gb=7.0 if name == large else 5.0) for name in ("n1", "n2")]
+    fleet, effects = a_fleet(model, nodes=nodes)
+    for shard in {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=15.0)
+    assert len(fleet.ready(M)) == 2
+    # (the new one takes more)
+    effects = changed(fleet, replace(a_model(source="/new", gb=6.0), scaling=model.scaling))
+    effects += wake(fleet, until=60.0)
+    (drain,) = drains(effects)
+    (old,) = [r.shard for r in fleet.statistics().models[0].replicas if r.id == drain.replica]
+    assert old.node == large
+    fleet.handle(drained(drain), 61.0)
+    fleet.handle(a_word(old, ShardState.ENDED), 62.0)
+    fleet.handle(a_word(the_new(fleet), ShardState.READY), 63.0)
+    # and the other one stays, as there is no room for another in its place
+    assert drains(wake(fleet, until=2000.0)) == []
+    assert len(fleet.ready(M)) == 2

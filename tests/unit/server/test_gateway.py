@@ -484,16 +484,16 @@ async def test_the_fleet_hears_about_once_a_second_how_busy_a_model_is(
     assert route is not None
     assert told(ready) == []
     await trio.sleep(1.5)
-    assert told(ready) == [Demand(model=M, in_flight={ReplicaId("rep-tiny-1"): 1}, asked=True)]
+    assert told(ready) == [Demand(model=M, in_flight={ReplicaId("rep-tiny-1"): 1}, answered=True)]
     await trio.sleep(10)
     assert told(ready) == []
     ready.gateway.release(route)
     await trio.sleep(1)
     assert told(ready) == [Demand(model=M)]
-    # one that came and went between two looks has asked all the same
+    # one that came and went between two looks was answered all the same
     take(ready)
     await trio.sleep(1)
-    assert told(ready) == [Demand(model=M, asked=True)]
+    assert told(ready) == [Demand(model=M, answered=True)]
     await trio.sleep(10)
     assert told(ready) == []
     nursery.cancel_scope.cancel()
@@ -514,8 +514,8 @@ async def test_that_somebody_waits_is_told_at_once_and_that_nobody_does(
         assert told(setting) == [Demand(model=M, waiting=3)]
         setting.place(model, node).handle(Demand(model=M, waiting=3))
         setting.report(node, a_report(setting.shards(model)[0], ShardState.READY))
-    # they were served
-    assert told(setting) == [Demand(model=M, asked=True)]
+    # they are about to be answered
+    assert told(setting) == [Demand(model=M)]
 
 
 async def test_who_hangs_up_leaves_no_demand(setting: Setting, a_model: Any) -> None:

@@ -126,11 +126,11 @@ async def test_a_word_that_came_late_is_put_right(traffic: Traffic, scheduler: S
         words = taken(scheduler)
         await trio.testing.wait_all_tasks_blocked()
         words += taken(scheduler)
-    now = Demand(model=M, waiting=1, in_flight={replica.id: 1}, asked=True)
+    now = Demand(model=M, waiting=1, in_flight={replica.id: 1}, answered=True)
     # the older word arrives after the newer one
     assert words == [now, Demand(model=M, waiting=1)]
     traffic.tell_changes()
-    assert taken(scheduler) == [replace(now, asked=False)]
+    assert taken(scheduler) == [replace(now, answered=False)]
     traffic.tell_changes()
     assert taken(scheduler) == []
 
