@@ -12,7 +12,7 @@ import yaml
 from lab.cluster import Lab
 from lab.running import wait_for, write_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e]
+pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(500)]
 NAMES = ("one", "two")
 
 

@@ -16,10 +16,10 @@ from simulator.oracle import find_faults_at_rest, find_leftovers
 from simulator.site import MODELS, Shape, site
 from simulator.store import Store
 
-from llmgw.core.effects import Desire
-from llmgw.core.events import NodeMarked, Wakeup
+from llmgw.core.effects import Announce, Desire, Drain, Happening
+from llmgw.core.events import Demand, NodeMarked, Wakeup
 from llmgw.core.hosts import Host, Standing
-from llmgw.core.model import Model
+from llmgw.core.model import Model, ModelName
 from llmgw.core.node import ForeignUse, NodeId
 from llmgw.core.replica import (
     Endpoint,
@@ -116,7 +116,7 @@ def books_of(*replicas: Replica, hosts: Mapping[str, Host] | None = None, ready:
     for replica in replicas:
         if replica.state is ShardState.READY and ready:
             by_model[replica.model] = (*by_model.get(replica.model, ()), replica)
-    return Books(hosts=found, replicas=replicas, models=MODELS, ready=by_model, brake=False)
+    return Books(hosts=found, replicas=replicas, models=MODELS, launched=MODELS, ready=by_model, brake=False)
 
 
 def a_state(books: Books | None, *engines: Engine, linked: bool = True) -> State:
@@ -227,6 +227,66 @@ FULL = replace(
         FULL.node, gpus=tuple(replace(gpu, foreign=(ForeignUse(memory_gb=36.0),)) for gpu in FULL.node.gpus or ())
     ),
 )
+
+
+@dataclass(frozen=True, slots=True)
+class Reckoning:
+    """A fleet that wants one of each model."""
+
+    room: bool = True
+    now: float = 1000.0
+
+    def wanted(self, name: ModelName) -> int:
+        return 1
+
+    def has_room(self, name: ModelName, without: Replica | None = None) -> bool:
+        return self.room
+
+    def clock(self) -> float:
+        return self.now
+
+
+def a_stop(spec: ShardSpec, *, draining: str | None = None, in_flight: int = 0, drained_at: float = 0.0) -> Move:
+    """A replica that was ready is to run no more."""
+    before = books_of(replace(a_replica(spec), draining=draining))
+    after = books_of(a_replica(spec, state=ShardState.STOPPING))
+    answers = {(spec.replica, spec.epoch): in_flight}
+    return a_move(
+        before=before,
+        after=after,
+        told={spec.node: Desire(node=spec.node, revision=1, shards=(spec,))},
+        effects=[Desire(node=spec.node, revision=2, shards=())],
+        state=replace(a_state(after), in_flight=answers, now=700.0, reckoning=Reckoning()),
+        drained_at={(spec.replica, spec.epoch): drained_at},
+    )
+
+
+def a_drain(spec: ShardSpec, *, room: bool) -> Move:
+    """A replica that was ready gets no requests any more."""
+    ready = a_replica(spec)
+    after = books_of(replace(ready, draining="its definition has changed"), ready=False)
+    return a_move(
+        before=books_of(ready),
+        after=after,
+        effects=[Drain(replica=spec.replica, epoch=spec.epoch, number=1)],
+        state=replace(a_state(after), reckoning=Reckoning(room=room)),
+    )
+
+
+def an_eviction(spec: ShardSpec, reckoning: Reckoning, **changes: object) -> Move:
+    """A replica makes way for another model."""
+    ready = a_replica(spec)
+    text = f"{spec.replica} on {spec.node} is to stop: it is idle, and makes way for lazy"
+    return a_move(
+        before=books_of(ready),
+        after=books_of(ready),
+        effects=[Announce(model=spec.model.name, text=text, what=Happening.EVICTED)],
+        state=replace(a_state(books_of(ready)), reckoning=reckoning),
+        **changes,
+    )
+
+
+IDLE = a_spec("n11", model="turn-a", gpus=None)
 AWAY = books_of(a_replica(WELL), hosts={"n05": LOST})
 CORDONED = NodeMarked(node=NodeId("n05"), cordoned=True)
 APART = a_spec("n05", 1, 2)
@@ -248,6 +308,14 @@ CASES: dict[str, tuple[Move, Move]] = {
         a_move(WELL, told={NodeId("n05"): Desire(node=NodeId("n05"), revision=1, shards=())}),
     ),
     "groups_of_ranks_are_joined_where_they_can_be": (a_move(WELL), a_move(APART)),
+    "what_answers_is_stopped_after_its_last_request": (a_stop(WELL, draining="it is idle"), a_stop(WELL)),
+    "our_own_doing_takes_no_service_down": (a_drain(WELL, room=False), a_drain(WELL, room=True)),
+    "only_what_is_idle_makes_way": (an_eviction(IDLE, Reckoning()), an_eviction(WELL, Reckoning())),
+    "what_is_held_starts_nothing": (
+        a_move(WELL),
+        a_move(WELL, after=replace(books_of(a_replica(WELL)), held={ModelName("couple")})),
+    ),
+    "groups_begin_together": (a_move(*group("n00", "n01", go=False)), a_move(*group("n00", "n01"))),
 }
 
 
@@ -272,6 +340,27 @@ def test_what_may_never_happen_is_found(name: str) -> None:
     assert [*find(broken)] != []
 
 
+@pytest.mark.parametrize(("drained_at", "in_flight", "wrong"), [(600.0, 0, False), (600.0, 2, True), (100.0, 2, False)])
+def test_requests_in_flight_keep_a_replica_for_ten_minutes(drained_at: float, in_flight: int, wrong: bool) -> None:
+    move = a_stop(WELL, draining="it is idle", in_flight=in_flight, drained_at=drained_at)
+    assert bool([*invariants.what_answers_is_stopped_after_its_last_request(move)]) is wrong
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        an_eviction(IDLE, Reckoning(now=100.0)),
+        an_eviction(IDLE, Reckoning(room=False)),
+        an_eviction(IDLE, Reckoning(), demands={IDLE.model.name: Demand(model=IDLE.model.name, waiting=1)}),
+        an_eviction(IDLE, Reckoning(), evicted={(ReplicaId("rep-turn-b-1"), 1): ModelName("lazy")}),
+        an_eviction(replace(IDLE, count=2, fabric="ib-a"), Reckoning()),
+    ],
+    ids=["too early", "not enough", "asked for", "one too many", "a group"],
+)
+def test_an_eviction_that_is_wrong_is_found(move: Move) -> None:
+    assert [*invariants.only_what_is_idle_makes_way(move)] != []
+
+
 def a_rest(*engines: Engine, books: Books, models: Mapping[str, Model]) -> list[str]:
     grounds = a_state(books, *engines).machines
     return [*find_faults_at_rest(Store(models=dict(models)), grounds, books)]
@@ -282,6 +371,28 @@ def test_a_model_that_lacks_a_replica_while_there_is_room_is_found() -> None:
     assert a_rest(Engine(WELL), books=books_of(a_replica(WELL)), models=models) == []
     (fault,) = a_rest(books=books_of(), models=models)
     assert "0 replicas of couple are ready, 1 are to be, and there is room on n05" in fault
+
+
+def test_an_engine_of_an_earlier_definition_is_found() -> None:
+    model = MODELS["couple"]
+    written = replace(model, profiles=(replace(model.profiles[0], args=("--again",)),))
+    (fault,) = a_rest(Engine(WELL), books=books_of(a_replica(WELL)), models={"couple": written})
+    assert "by an earlier definition" in fault
+
+
+def test_what_is_left_on_a_drained_node_is_found() -> None:
+    store = Store(models={"couple": MODELS["couple"]})
+    books = books_of(a_replica(WELL))
+    store.marks[WELL.node] = NodeMarked(node=WELL.node, draining=True)
+    (fault,) = find_faults_at_rest(store, a_state(books, Engine(WELL)).machines, books, 100.0)
+    assert "still runs on n05, which is drained, and there is room on n06" in fault
+
+
+def test_what_a_hold_leaves_running_is_found() -> None:
+    store = Store(models={"couple": MODELS["couple"]}, held={ModelName("couple"): None})
+    books = books_of(a_replica(WELL))
+    (fault,) = find_faults_at_rest(store, a_state(books, Engine(WELL)).machines, books, 100.0)
+    assert fault == "1 replicas of couple run, and 0 are to"
 
 
 def test_an_engine_that_nobody_wants_is_found() -> None:

@@ -8,7 +8,7 @@ from llmgw.core import lives
 from llmgw.core.effects import Announce, Happening
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.replica import Replica, Shard, ShardReport, ShardSpec, ShardState, replica_id, shard_id
+from llmgw.core.replica import Replica, Shard, ShardReport, ShardSpec, ShardState, reached, replica_id, shard_id
 from llmgw.core.rolling import PROVING_SECONDS
 from llmgw.core.roster import Life, Member
 from llmgw.core.state import State
@@ -52,7 +52,7 @@ def find_running(
     )
     shard = Shard(
         spec=there,
-        state=report.state if ours else ShardState.STOPPING,
+        state=reached(report, there) if ours else ShardState.STOPPING,
         since=now,
         endpoint=report.endpoint,
         context_length=report.context_length,
@@ -64,6 +64,7 @@ def find_running(
         room[spec.model.name] -= 1
     if life is None or not ours:
         life = _begin(shard, spec.count, now)
+        life.stray = not ours
     else:
         life.set_shard(shard, now)
     if ours:

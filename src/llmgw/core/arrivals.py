@@ -14,6 +14,12 @@ from llmgw.core.replica import ShardState
 from llmgw.core.roster import Life, LifeKey, ShardKey
 from llmgw.core.state import FEW, State
 
+# What a node reports is looked at by those that wait for room so often at most.
+LOOK_SECONDS = 1.0
+
+# Nothing runs of it yet.
+UNLAUNCHED = frozenset({ShardState.PLACED, ShardState.PREPARING, ShardState.PREPARED})
+
 
 def expect(state: State, nodes: frozenset[NodeId], until: float) -> None:
     """These were there before this server: nothing is placed before they have come, or their time is over."""
@@ -77,11 +83,12 @@ def _cut_short(state: State, said: int, node: NodeId) -> None:
 
 def _miss(state: State, life: Life, node: NodeId, now: float) -> None:
     """Its node has registered without it."""
-    if node in life.heard:
+    if node in life.heard and life.shard_on(node).state not in UNLAUNCHED:
         cause = "it no longer ran when its node registered again"
         lives.end(state, life, node, lives.End(cause=cause, blames_node=True), now)
         return
-    # It never saw it, or it ran and ended and both words were lost: only another epoch is sure to be launched.
+    # It never saw it, or prepared it and began anew, or it ran and ended and both words were lost: only another epoch
+    # is sure to be launched.
     if life.count > 1:
         lives.take_back(state, life, f"{node} never launched its part", now)
     state.roster.withdraw(life)
@@ -98,7 +105,7 @@ def take_report(state: State, node: Node, applied: int | None, now: float) -> No
     state.roster.set_node(member, node)
     # Most reports bring other figures of the same things, and a thousand nodes bring many.
     if _offer(before) != _offer(node):
-        state.plan_waiting()
+        _look_again(state, now)
     # (a node that is not there says nothing of what it launches, nor anything else)
     for key in [key for key, at in state.launched_at.items() if key[0] == node.id and at <= now]:
         del state.launched_at[key]
@@ -110,6 +117,15 @@ def take_report(state: State, node: Node, applied: int | None, now: float) -> No
             # It has taken the set without this shard and never spoke of it: it never saw the set with it.
             if applied >= life.withdrawn_by.get(node.id, math.inf):
                 lives.gone(state, life, node.id, now)
+
+
+def _look_again(state: State, now: float) -> None:
+    """There may be room for those that wait. Figures of a thousand nodes may move all the time, and a look costs."""
+    if now >= state.looked_at + LOOK_SECONDS:
+        state.looked_at = now
+        state.plan_waiting()
+    else:
+        state.look_again_at = min(state.look_again_at, state.looked_at + LOOK_SECONDS)
 
 
 def _find_unlaunched(state: State, key: ShardKey, now: float) -> None:
@@ -176,6 +192,8 @@ def remove(state: State, name: NodeId, now: float) -> None:
         state.effects.append(Announce(model=None, node=name, text=text, warning=True, what=Happening.NODE))
         return
     state.replace_at.pop(name, None)
+    for tries in state.failures.values():
+        tries.pop(name, None)
     for life in there:
         lives.take_back(state, life, f"{name} was removed", now)
         lives.gone(state, life, name, now)

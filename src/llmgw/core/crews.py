@@ -32,7 +32,8 @@ def muster(state: State, model: Model, now: float) -> Crew:
     ranked = sorted(state.roster.of(model.name), key=lambda life: _rank(state, life))
     for life in ranked:
         if not state.is_serving_on(life):
-            if life.replica.draining is not None or is_stopping(state, life, now):
+            # (what a node runs that nobody asked it to is no reason to go without)
+            if not life.stray and (life.replica.draining is not None or is_stopping(state, life, now)):
                 crew.going.append(life)
         elif _is_overdue(state, life):
             if life.count > 1:
@@ -64,7 +65,11 @@ def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
     for life in list(reversed(crew.moving)):
         why = state.find_move(life) or ""
         others = sum(serves(state, each) for each in crew.moving if each is not life)
-        if proven + others >= want or _is_no_loss(state, life) or _is_late(state, life, now):
+        if _is_late(state, life, now):
+            crew.moving.remove(life)
+            leaving.cut_off(state, life, f"{why}, and its time is over", now)
+            crew.going.append(life)
+        elif proven + others >= want:
             crew.moving.remove(life)
             _retire(state, crew, life, why, now)
     for life in crew.lost[max(want - len(crew.steady), 0) :]:
@@ -72,9 +77,8 @@ def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
         crew.lost.remove(life)
 
 
-def _is_no_loss(state: State, life: Life) -> bool:
-    """It does not serve yet, and once it did it would have to go: only where it is to be elsewhere it may stay until
-    there is room."""
+def is_no_loss(state: State, life: Life) -> bool:
+    """It does not serve yet, and once it did it would have to go: as soon as another is on its way it may."""
     loads = life.replica.state is not ShardState.READY
     return loads and (life.recalled or not state.is_defined(life.replica.shard))
 

@@ -18,6 +18,7 @@ DEMAND_SECONDS = 300.0
 # costs a load to have again.
 UP_SECONDS = 10.0
 DOWN_SECONDS = 300.0
+STEP_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -54,6 +55,9 @@ class Demands:
             asked.owed_at = now
         worth = math.ceil((asked.waiting + sum(asked.in_flight.values())) / max(model.scaling.target, 1))
         steps = asked.steps
+        if steps and now < steps[-1][0] + STEP_SECONDS:
+            # What was so for a moment only is nothing to go by, and thousands may come and go in one.
+            now, _ = steps.pop()
         if not steps or steps[-1][1] != worth:
             steps.append((now, worth))
         # The one that began before the window is what was so at its beginning.

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from llmgw.core import leaving
 from llmgw.core.crews import is_stopping
 from llmgw.core.effects import Happening
-from llmgw.core.hosts import Host
 from llmgw.core.learned import USUAL_LOAD_SECONDS
 from llmgw.core.model import Model, ModelName
-from llmgw.core.placement import Placement, place
 from llmgw.core.replica import ShardState
 from llmgw.core.roster import LifeKey
+from llmgw.core.searching import Search
 from llmgw.core.state import State
 
 # A model that was just loaded stays for at least this long: two that have room for one would else take turns with each
 # request.
 RESIDENCY_SECONDS = 120.0
+
+# Each is a placement over all nodes: a client that asks for what fits nowhere must not hold up everybody else.
+FULL_LOOKS = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,24 +35,9 @@ class Idle:
     free_at: float
 
 
-def find_victim(idle: Iterable[Idle], makes_room: Callable[[LifeKey], bool], now: float) -> Idle | float:
-    """The one to be stopped: of those whose room alone is enough the cheapest to have again, the longest idle of these.
-
-    None that may go now: when one will (inf: none will).
-    """
-    later = math.inf
-    for each in sorted(idle, key=lambda each: (each.reload_seconds, each.idle_since, each.life)):
-        if each.free_at > now:
-            if each.free_at < later and makes_room(each.life):
-                later = each.free_at
-        elif makes_room(each.life):
-            return each
-    return later
-
-
-def make_way(state: State, model: Model, filled: Model, now: float) -> bool:
+def make_way(state: State, model: Model, search: Search, now: float) -> bool:
     """Stop an idle replica of another model that loads on demand, where its room is enough."""
-    found = choose(state, model, filled, now)
+    found = choose(state, model, search, now)
     if isinstance(found, float):
         if found < math.inf:
             state.retry_at[model.name] = found
@@ -61,22 +48,30 @@ def make_way(state: State, model: Model, filled: Model, now: float) -> bool:
     return True
 
 
-def choose(state: State, model: Model, filled: Model, now: float) -> Idle | float:
-    """Which one that would be now, or from when on there will be one (inf: there won't)."""
-    backing_off, failed = state.backing_off(model.name), state.failed(model.name, now)
-    single = all(profile.nodes == 1 for profile in filled.profiles)
+def choose(state: State, model: Model, search: Search, now: float) -> Idle | float:
+    """The one to be stopped: of those whose room alone is enough the cheapest to have again, the longest idle of these.
 
-    def fits(hosts: Sequence[Host]) -> bool:
-        return isinstance(place(filled, hosts, backing_off, now, failed=failed), Placement)
-
-    def makes_room(key: LifeKey) -> bool:
-        node = state.roster.lives[key].replica.shard.node
-        # A look at its own node alone costs little, and tells nearly all.
-        if single and not fits((state.roster.host_without(node, key),)):
-            return False
-        return fits(state.roster.hosts_without((key,)))
-
-    return find_victim(_list_idle(state, model, now), makes_room, now)
+    None that may go now: when one will (inf: none will).
+    """
+    if search.has_failed_often:
+        # One that never comes up would push out what serves, again and again.
+        return math.inf
+    later, looks = math.inf, FULL_LOOKS
+    idle = sorted(_list_idle(state, model, now), key=lambda each: (each.reload_seconds, each.idle_since, each.life))
+    for each in idle:
+        if each.free_at >= later or not looks:
+            continue
+        node = state.roster.lives[each.life].replica.shard.node
+        # A look at its own node costs little, and tells nearly all.
+        if not search.could_fit_on(node, each.life):
+            continue
+        looks -= 1
+        if not search.fits_once_gone((each.life,)):
+            continue
+        if each.free_at <= now:
+            return each
+        later = each.free_at
+    return later
 
 
 def _list_idle(state: State, asker: Model, now: float) -> Iterator[Idle]:
@@ -100,7 +95,8 @@ def _list_idle(state: State, asker: Model, now: float) -> Iterator[Idle]:
                 life=life.key,
                 reload_seconds=seconds if ready else 0.0,
                 idle_since=max(state.demands.asked_at(name, now), replica.since),
-                free_at=replica.since + RESIDENCY_SECONDS if ready else now,
+                # (one that goes by itself before is free then)
+                free_at=min(replica.since + RESIDENCY_SECONDS, state.idle_at(model, life, now)) if ready else now,
             )
 
 

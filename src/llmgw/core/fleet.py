@@ -37,6 +37,7 @@ from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, picture
 from llmgw.core.placement import Verdict
 from llmgw.core.replica import Replica, ReplicaId
+from llmgw.core.searching import Search
 from llmgw.core.state import State, few
 from llmgw.core.trace import Trace
 from llmgw.units import format_duration
@@ -87,7 +88,7 @@ class Fleet:
     def would_evict(self, model: Model, now: float) -> ReplicaId | float:
         """The idle replica of another model that would make way for this one now, where it finds no other place; else
         from when on there will be one (inf: there won't)."""
-        found = evicting.choose(self._state, model, self.filled(model), now)
+        found = evicting.choose(self._state, model, Search(self._state, model, now), now)
         return found if isinstance(found, float) else found.life[0]
 
     def silent_nodes(self, name: ModelName) -> tuple[NodeId, ...]:

@@ -66,10 +66,14 @@ class Figure:
 class Learned:
     """The facts, the newest last."""
 
-    __slots__ = ("_facts",)
+    __slots__ = ("_by_launch", "_facts", "_noted", "_order")
 
     def __init__(self, facts: Iterable[Fact] = ()) -> None:
         self._facts: dict[FactKey, Fact] = {}
+        # the same again, for who asks about one launch: each plan does
+        self._by_launch: dict[tuple[str, str, str], dict[FactKey, Fact]] = {}
+        self._order: dict[FactKey, int] = {}
+        self._noted = 0
         for fact in facts:
             self._keep(fact)
 
@@ -97,11 +101,13 @@ class Learned:
 
     def load_seconds(self, model: Model) -> float | None:
         """How long this model usually takes from start to ready, by whichever of its profiles was launched last."""
-        keys = {_key_of(model, profile) for profile in model.profiles}
-        for fact in reversed(self._facts.values()):
-            if _short(fact.key) in keys and fact.load_seconds is not None:
-                return fact.load_seconds
-        return None
+        known = [
+            (self._order[fact.key], fact.load_seconds)
+            for profile in model.profiles
+            for fact in self._by_launch.get(_key_of(model, profile), {}).values()
+            if fact.load_seconds is not None
+        ]
+        return max(known)[1] if known else None
 
     def fill(self, model: Model, versions: Callable[[str], Collection[str]]) -> Model:
         """The model with measured figures where nobody has written any; those of engines that are still there, as
@@ -130,9 +136,9 @@ class Learned:
         named = None if named == ANY_CLASS else named
         gpu_gb: float | None = None
         memory_gb: float | None = None
-        short, current = _key_of(model, profile), None
-        for fact in self._facts.values():
-            if _short(fact.key) != short or (named is not None and fact.key.gpu_class != named):
+        current = None
+        for fact in self._by_launch.get(_key_of(model, profile), {}).values():
+            if named is not None and fact.key.gpu_class != named:
                 continue
             current = versions(profile.engine) if current is None else current
             if fact.key.version in current:
@@ -144,10 +150,20 @@ class Learned:
         return profile
 
     def _keep(self, fact: Fact) -> None:
-        self._facts.pop(fact.key, None)
-        self._facts[fact.key] = fact
+        self._drop(fact.key)
+        self._noted += 1
+        self._facts[fact.key], self._order[fact.key] = fact, self._noted
+        self._by_launch.setdefault(_short(fact.key), {})[fact.key] = fact
         if len(self._facts) > KEPT:
-            del self._facts[next(iter(self._facts))]
+            self._drop(next(iter(self._facts)))
+
+    def _drop(self, key: FactKey) -> None:
+        if self._facts.pop(key, None) is not None:
+            short = _short(key)
+            del self._order[key]
+            del self._by_launch[short][key]
+            if not self._by_launch[short]:
+                del self._by_launch[short]
 
 
 def make_key(model: Model, profile: Profile, version: str, gpu_class: str) -> FactKey:

@@ -42,7 +42,8 @@ def revive(state: State, life: Life) -> None:
     state.going.pop(life.key, None)
     life.replica = replace(life.replica, draining=None)
     state.roster.put(life)
-    state.announce(life.replica, f"{life.replica.id} stays: it is asked for again", what=Happening.READY)
+    state.demands.note_ready(life.replica.model)
+    state.announce(life.replica, f"{life.replica.id} stays after all", what=Happening.READY)
 
 
 def take_drained(state: State, event: Drained, now: float) -> None:
@@ -56,9 +57,9 @@ def take_drained(state: State, event: Drained, now: float) -> None:
             state.plan_later(life.replica.model)
 
 
-def cut_off(state: State, life: Life, now: float) -> None:
-    """Its last requests have had their time."""
-    text = f"{life.replica.id} stops though requests still run there: they have had {format_duration(DRAIN_SECONDS)}"
+def cut_off(state: State, life: Life, why: str, now: float) -> None:
+    """It stops now, whoever is answered by it."""
+    text = f"{life.replica.id} on {', '.join(life.replica.nodes)} stops with all that runs there: {why}"
     state.announce(life.replica, text, warning=True, what=Happening.STOPPING)
     lives.take_back(state, life, None, now)
     state.plan_later(life.replica.model)
@@ -76,7 +77,8 @@ def mark(state: State, event: NodeMarked, now: float) -> None:
             state.effects.append(
                 Announce(model=None, node=event.node, text=_tell_drain(event, now), what=Happening.DRAINING)
             )
-            if not lives.runs_anything(state, event.node):
+            known = event.node in state.roster.members and not state.roster.is_lost(event.node)
+            if known and not lives.runs_anything(state, event.node):
                 text = f"{event.node} is drained: nothing runs there"
                 state.effects.append(Announce(model=None, node=event.node, text=text, what=Happening.DRAINING))
     for life in state.roster.on(event.node):

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from llmgw.core.effects import Announce, Happening, Learn, Proven, Reverted
 from llmgw.core.node import NodeId
-from llmgw.core.replica import MAY_FOLLOW, Load, Measured, Replica, Shard, ShardReport, ShardState
+from llmgw.core.replica import MAY_FOLLOW, Load, Measured, Replica, Shard, ShardReport, ShardState, reached
 from llmgw.core.rolling import PROVING_SECONDS
 from llmgw.core.roster import Life
 from llmgw.core.scaling import fail as count_failure
@@ -19,6 +19,9 @@ from llmgw.units import format_duration
 UNHEARD_SECONDS = 5.0
 
 PREPARED_OR_LATER = frozenset({ShardState.PREPARED, ShardState.LAUNCHING, ShardState.LOADING, ShardState.READY})
+
+# Room is kept for so long for what is to be there again.
+RESERVED_SECONDS = 60.0
 
 NO_CAUSE = "it gave no cause"
 
@@ -41,18 +44,19 @@ def observe(state: State, life: Life, node: NodeId, report: ShardReport, now: fl
     state.forget_at.pop((node, *life.key[:2]), None)
     state.launched_at.pop((node, *life.key[:2]), None)
     shard = life.shard_on(node)
-    if report.state not in MAY_FOLLOW[shard.state]:
+    state_now = reached(report, shard.spec)
+    if state_now not in MAY_FOLLOW[shard.state]:
         return
     if report.state is ShardState.ENDED:
         how = End(cause=report.cause or NO_CAUSE, kind=report.kind, remedy=report.remedy, lines=report.lines)
         end(state, life, node, how, now)
         return
     before = life.replica
-    changed = report.state is not shard.state
+    changed = state_now is not shard.state
     life.set_shard(
         replace(
             shard,
-            state=report.state,
+            state=state_now,
             since=now if changed else shard.since,
             endpoint=report.endpoint or shard.endpoint,
             context_length=report.context_length,
@@ -62,14 +66,15 @@ def observe(state: State, life: Life, node: NodeId, report: ShardReport, now: fl
         ),
         now,
     )
-    if report.measured is not None and report.measured != shard.measured:
-        _learn(state, life, shard, report.measured)
-    if not changed:
+    measured = report.measured is not None and report.measured != shard.measured
+    if report.measured is not None and measured:
+        _learn(state, shard, report.measured)
+    if not changed and not measured:
         state.roster.refresh(life)
         return
     _count_health(life, before, now)
     state.roster.put(life)
-    if report.state is ShardState.READY:
+    if state_now is ShardState.READY:
         state.roster.note_held(node, shard.spec.model.source)
     let_go(state, life, now)
     if life.replica.state is ShardState.READY and before.state is not ShardState.READY:
@@ -91,12 +96,17 @@ def let_go(state: State, life: Life, now: float) -> None:
     state.roster.put(life)
 
 
-def _learn(state: State, life: Life, shard: Shard, measured: Measured) -> None:
-    spec = shard.spec
-    member = state.roster.members.get(spec.node)
-    gpus = member.node.gpus if member is not None else None
+def _learn(state: State, shard: Shard, measured: Measured) -> None:
+    spec, node = shard.spec, state.roster.members[shard.spec.node].node
     first = spec.gpus[0] if spec.gpus else None
-    gpu_class = next((gpu.gpu_class for gpu in gpus or () if gpu.uuid == first), "")
+    gpu = next((gpu for gpu in node.gpus or () if gpu.uuid == first), None)
+    gpu_class = "" if gpu is None else gpu.gpu_class
+    # Whatever a node says, nothing holds more than there is.
+    measured = replace(
+        measured,
+        gpu_gb=None if gpu is None or measured.gpu_gb is None else min(measured.gpu_gb, gpu.memory_gb),
+        memory_gb=None if measured.memory_gb is None else min(measured.memory_gb, node.memory_gb),
+    )
     loaded = shard.measured is None or shard.measured.load_seconds is None
     fact = state.learned.note(spec.model, spec.profile, gpu_class, measured, loaded=loaded)
     if fact is not None:
@@ -114,9 +124,13 @@ def _welcome(state: State, life: Life, now: float) -> None:
     state.plan_later(replica.model)
 
 
-def prove(state: State, life: Life) -> None:
+def prove(state: State, life: Life, now: float) -> None:
     """It has served for a while: what it replaces may go, and its definition is the one to return to."""
     if life.replica.state is not ShardState.READY:
+        return
+    if any(map(state.roster.is_lost, life.replica.nodes)):
+        # Nobody knows what it does now.
+        state.prove_at[life.key] = now + PROVING_SECONDS
         return
     life.proven = True
     earlier = state.rolls.proven(life.replica.model)
@@ -168,9 +182,9 @@ def fail(state: State, life: Life, node: NodeId, how: End, now: float) -> None:
     life.replica = replace(before, cause=how.cause, kind=how.kind, remedy=how.remedy, lines=how.lines)
     if before.state is ShardState.READY:
         life.ready_seconds = now - before.since
-    tried = (before.model, node)
-    earlier = state.failures.get(tried)
-    failures = state.failures[tried] = replace(count_failure(earlier, life.ready_seconds, now), cause=how.cause)
+    tries = state.failures.setdefault(before.model, {})
+    earlier = tries.get(node)
+    failures = tries[node] = replace(count_failure(earlier, life.ready_seconds, now), cause=how.cause)
     wait = format_duration(failures.until - now)
     text = f"{before.id} ended on {node}: {how.cause} (failure {failures.count} in a row; not tried there for {wait})"
     text += f"; {how.remedy}" if how.remedy else ""
@@ -205,6 +219,7 @@ def gone(state: State, life: Life, node: NodeId, now: float) -> None:
     state.plan_waiting()
     if not life.alive:
         state.going.pop(life.key, None)
+        _keep_room(state, life, now)
         if life.evicted_for is not None:
             # Or whoever comes first would have the room that was made for this one.
             state.plan_first(life.evicted_for)
@@ -212,9 +227,24 @@ def gone(state: State, life: Life, node: NodeId, now: float) -> None:
         state.roster.put(life)
     else:
         forget(state, life)
-    if state.roster.is_draining(node) and not runs_anything(state, node):
+    # (of a lost node nobody knows)
+    if state.roster.is_draining(node) and not state.roster.is_lost(node) and not runs_anything(state, node):
         text = f"{node} is drained: nothing runs there"
         state.effects.append(Announce(model=None, node=node, text=text, what=Happening.DRAINING))
+
+
+def _keep_room(state: State, life: Life, now: float) -> None:
+    """What is to be there again in a moment has its place, or whoever waits for room would be quicker."""
+    name = life.replica.model
+    model = state.launched(name)
+    if model is None or name in state.held or state.stopping:
+        return
+    waits = [until - now for node, until in state.backing_off(name).items() if node in life.replica.nodes]
+    failed = life.replica.cause is not None and model.scaling.min > 0 and max(waits, default=0.0) <= RESERVED_SECONDS
+    reachable = not any(state.roster.is_lost(node) or state.roster.is_draining(node) for node in life.replica.nodes)
+    if reachable and (failed or life.in_place):
+        state.roster.reserve(name, life.replica.shards)
+        state.reserved_until[name] = now + RESERVED_SECONDS
 
 
 def stop_shards(state: State, life: Life, now: float) -> None:

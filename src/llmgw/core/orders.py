@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from llmgw.core import leaving, lives
 from llmgw.core.catalog import Catalog
-from llmgw.core.effects import Announce, Happening
+from llmgw.core.effects import Announce, Happening, Proven
 from llmgw.core.events import CatalogChanged, Demand, ReplicaRecalled
 from llmgw.core.model import Model, ModelName
+from llmgw.core.replica import ShardState
 from llmgw.core.rolling import is_same_launch
 from llmgw.core.roster import Life
 from llmgw.core.state import State, few
@@ -15,6 +16,8 @@ from llmgw.core.state import State, few
 def change_catalog(state: State, event: CatalogChanged, now: float) -> None:
     """Go by these models from now on: what they would not launch as it runs is replaced, and what is of none stops."""
     earlier, state.catalog = state.catalog, Catalog(event.models)
+    for model in earlier:
+        _prove_what_serves(state, model)
     state.rolls.change(state.catalog, event.proven, event.failed)
     for model in earlier:
         name = model.name
@@ -23,7 +26,9 @@ def change_catalog(state: State, event: CatalogChanged, now: float) -> None:
             state.forget_failures(name)
         if written is None:
             state.demands.forget(name)
-            state.review_at.pop(name, None)
+            for known in (state.review_at, state.sizes, state.told, state.reserved_until):
+                known.pop(name, None)
+            state.roster.release(name)
             for life in list(state.roster.of(name)):
                 _dismiss(state, life, "its model was removed", now)
         elif not is_same_launch(model, written):
@@ -32,6 +37,17 @@ def change_catalog(state: State, event: CatalogChanged, now: float) -> None:
         if earlier.named(model.name) != model:
             state.plan_later(model.name)
     state.roster.forget_held(each.source for each in state.rolls.launched.values())
+
+
+def _prove_what_serves(state: State, model: Model) -> None:
+    """Where nothing is known to have served for longer, what serves at this moment is what to return to."""
+    if state.catalog.named(model.name) in (None, model) or state.rolls.proven(model.name) is not None:
+        return
+    for life in state.roster.of(model.name):
+        proven = state.rolls.note_proven(life.replica.shard) if life.replica.state is ShardState.READY else None
+        if proven is not None:
+            state.effects.append(Proven(model=proven))
+            return
 
 
 def _dismiss(state: State, life: Life, why: str, now: float) -> None:

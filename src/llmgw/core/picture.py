@@ -10,7 +10,7 @@ from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import Node, NodeId
 from llmgw.core.placement import Rejected, Verdict
-from llmgw.core.replica import Replica, ReplicaId, ShardState
+from llmgw.core.replica import Replica, ReplicaId, Shard, ShardState
 from llmgw.core.rolling import Failed, Rollout
 from llmgw.core.state import State
 
@@ -75,6 +75,7 @@ class FleetStatistics:
     absent: tuple[NodeId, ...] = ()
     brake: Brake | None = None
     draining: Mapping[NodeId, Draining] = field(default_factory=dict)
+    reserved: Mapping[ModelName, tuple[Shard, ...]] = field(default_factory=dict)
 
 
 def picture(state: State, brake: Brake | None) -> FleetStatistics:
@@ -108,6 +109,7 @@ def picture(state: State, brake: Brake | None) -> FleetStatistics:
             for model in state.catalog
         ),
         absent=tuple(sorted(state.absent)),
+        reserved=dict(roster.reserved),
         brake=brake,
         draining={
             name: Draining(until=mark.drain_until, left=tuple(filter(None, map(_name_alive, on_node.get(name, ())))))

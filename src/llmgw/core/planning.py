@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 from llmgw.core import crews, leaving, starting
 from llmgw.core.effects import Announce, Happening
 from llmgw.core.evicting import is_about_to_end, make_way
-from llmgw.core.hosts import Host
 from llmgw.core.model import Model
-from llmgw.core.placement import Placement, Rejected, Verdict, place
+from llmgw.core.placement import Placement, Rejected, Verdict
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import ShardState
-from llmgw.core.roster import Life
+from llmgw.core.searching import Search
 from llmgw.core.state import FEW, State, few
 from llmgw.core.trace import Decision
 
@@ -39,7 +37,7 @@ def plan_one(state: State, now: float) -> None:
 def _plan(state: State, model: Model, now: float) -> None:
     state.retry_at.pop(model.name, None)
     crew = crews.muster(state, model, now)
-    want = state.wanted(model, now)
+    want = state.sizes[model.name] = state.wanted(model, now)
     crews.shed(state, model, crew, want, now)
     lacking = want - len(crew.steady)
     # What is not proven yet may fail: one at a time, or a bad definition takes all places at once.
@@ -49,6 +47,8 @@ def _plan(state: State, model: Model, now: float) -> None:
     if asked <= 0:
         if isinstance(state.verdicts.get(model.name), Rejected):
             del state.verdicts[model.name]
+        state.told.pop(model.name, None)
+        _give_back_room(state, model)
         return
     if _may_run_unseen(state, model, now):
         return
@@ -57,56 +57,82 @@ def _plan(state: State, model: Model, now: float) -> None:
     # One that is still stopping counts against the most there may be: its memory is in use, even where the profile
     # books none. Its end plans this model again, or a time by which anything has ended.
     most = max(model.scaling.max, want) + (1 if crew.moving else 0)
-    room = most - len(crew.steady) - len(crew.moving) - len(crew.going)
-    filled = state.learned.fill(model, state.versions)
+    # (what still answers somebody may take minutes, and is not waited for)
+    ending = [life for life in crew.going if life.replica.draining is None or not state.is_busy(life)]
+    room = most - len(crew.steady) - len(crew.moving) - len(ending)
     for _ in range(min(asked, room)):
-        if not _place(state, model, filled, crew, now, missing=missing > 0):
+        if not _place(state, model, crew, now, missing=missing > 0, pending=pending):
             return
         missing -= 1
 
 
-def _place(state: State, model: Model, filled: Model, crew: crews.Crew, now: float, *, missing: bool) -> bool:
+def _place(state: State, model: Model, crew: crews.Crew, now: float, *, missing: bool, pending: bool) -> bool:
     """Start one more, or see to it that there will be room; whether it was started. ``missing``: fewer serve than are
-    to, else it is to take the place of one that does."""
-    backing_off, failed = state.backing_off(model.name), state.failed(model.name, now)
-
-    def try_on(hosts: Sequence[Host]) -> Verdict:
-        return place(filled, hosts, backing_off, now, failed=failed)
-
-    verdict = try_on(state.roster.hosts())
+    to, else it is to take the place of one that does. ``pending``: another that is not proven is on its way."""
+    search = Search(state, model, now)
+    verdict = search.find()
     earlier = state.verdicts.get(model.name)
     if isinstance(verdict, Placement):
-        state.verdicts[model.name] = verdict.keep()
-        if crew.lost:
-            crews.give_up(state, crew.lost.pop(0), now)
-        starting.start(state, model, verdict, now)
+        _begin(state, model, verdict, crew, now)
         return True
     # Kept as it is, it would hold all nodes as they were at this moment.
     state.verdicts[model.name] = verdict.keep(FEW)
-    going = [key for key in state.going if is_about_to_end(state, key, model.name, now)]
-    if going and isinstance(try_on(state.roster.hosts_without(going)), Placement):
+    if verdict.reasons():
+        state.look_again_at = min(state.look_again_at, now + BACKSTOP_SECONDS)
+    if search.fits_once_gone(key for key in state.going if is_about_to_end(state, key, model.name, now)):
         return False
-    serving = any(crews.serves(state, life) for life in (*crew.steady, *crew.moving))
-    if missing and not serving and make_way(state, model, filled, now):
-        return False
-    in_place = [life for life in reversed(crew.moving) if _may_go_first(state, life)]
-    if not missing and in_place:
-        life = in_place[0]
-        if isinstance(try_on(state.roster.hosts_without((life.key,))), Placement):
-            why = state.find_move(life)
-            leaving.retire(state, life, f"{why}, and there is no room for another beside it", now)
+    hopes = search.fits_soon()
+    if missing and not hopes and not any(crews.serves(state, life) for life in (*crew.steady, *crew.moving)):
+        if make_way(state, model, search, now):
             return False
-    _wait_for_room(state, model, verdict, now)
-    reasons = verdict.reasons()
-    # Numbers move with each report; only another reason is news.
-    if reasons and (not isinstance(earlier, Rejected) or earlier.reasons() != reasons):
-        _tell_no_room(state, model, verdict, crew)
+        # Nobody wrote the figures that keep it from its only place.
+        found = search.find_unfilled()
+        if found is not None:
+            _begin(state, model, found, crew, now)
+            return True
+    if missing and not hopes:
+        by, found = search.find_by_proven()
+        if by is not None and found is not None:
+            # What is written has no place at all: what served before has.
+            _begin(state, by, found, crew, now)
+            return True
+    if not pending and not _may_go_first(state, crew, search, hopes=hopes, now=now):
+        _wait_for_room(state, model, verdict, now)
+        _tell_no_room(state, model, verdict, crew, earlier, missing=missing)
     return False
 
 
-def _may_go_first(state: State, life: Life) -> bool:
-    """Nobody minds when there is none for a while: a node that is drained for lack of room would be no favour."""
-    return not any(map(state.roster.is_draining, life.replica.nodes))
+def _give_back_room(state: State, model: Model) -> None:
+    state.reserved_until.pop(model.name, None)
+    if state.roster.release(model.name):
+        state.plan_waiting()
+
+
+def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: float) -> None:
+    state.verdicts[model.name] = found.keep()
+    state.told.pop(model.name, None)
+    if crew.lost:
+        crews.give_up(state, crew.lost.pop(0), now)
+    starting.start(state, model, found, now)
+    _give_back_room(state, model)
+    for life in [life for life in crew.moving if crews.is_no_loss(state, life)][:1]:
+        # It does not serve yet, and would only have to go again.
+        crew.moving.remove(life)
+        leaving.retire(state, life, state.find_move(life) or "", now)
+
+
+def _may_go_first(state: State, crew: crews.Crew, search: Search, *, hopes: bool, now: float) -> bool:
+    """Whether one of those that are to be replaced goes now, so that its room is the next one's. Not from a node that
+    is to be drained: to take a model away would be no favour; nor where there will be room beside it in a moment."""
+    for life in reversed(crew.moving):
+        if any(map(state.roster.is_draining, life.replica.nodes)) or (hopes and crews.serves(state, life)):
+            continue
+        if search.fits_once_gone((life.key,)):
+            why = state.find_move(life)
+            life.in_place = True
+            leaving.retire(state, life, f"{why}, and there is no room for another beside it", now)
+            return True
+    return False
 
 
 def _find_review(state: State, model: Model, now: float) -> float:
@@ -132,29 +158,36 @@ def _may_run_unseen(state: State, model: Model, now: float) -> bool:
 
 
 def _wait_for_room(state: State, model: Model, verdict: Rejected, now: float) -> None:
-    reasons = verdict.reasons()
-    counts = {str(reason): number for reason, number in reasons.items()}
-    why = verdict.counted() or "there is no node, or no profile"
-    state.trace.add(Decision(at=now, model=model.name, why=why, reasons=counts))
+    counts = {str(reason): number for reason, number in verdict.reasons().items()}
+    state.trace.add(Decision(at=now, model=model.name, why=_count(verdict), reasons=counts))
     waits = [until for until in state.backing_off(model.name).values() if until > now]
     if waits:
         # Also where something else speaks against those nodes first: that may be what it would make way for.
         state.retry_at[model.name] = min(*waits, state.retry_at.get(model.name, math.inf))
-    if reasons and Reason.BACKING_OFF not in reasons:
-        state.look_again_at = min(state.look_again_at, now + BACKSTOP_SECONDS)
 
 
-def _tell_no_room(state: State, model: Model, verdict: Rejected, crew: crews.Crew) -> None:
-    if Reason.BACKING_OFF in verdict.reasons():
-        # The failure was announced, with the time of the next try.
+def _tell_no_room(
+    state: State, model: Model, verdict: Rejected, crew: crews.Crew, earlier: Verdict | None, *, missing: bool
+) -> None:
+    reasons = verdict.reasons()
+    # Numbers move with each report; only another reason is news, and that there are too few now.
+    before = state.told.get(model.name)
+    state.told[model.name] = missing
+    known = isinstance(earlier, Rejected) and earlier.reasons() == reasons and before == missing
+    # (a failure was announced, with the time of the next try)
+    if known or not reasons or Reason.BACKING_OFF in reasons:
         return
     shown = verdict.first(FEW)
-    more = sum(verdict.reasons().values()) - len(shown)
+    more = sum(reasons.values()) - len(shown)
     lines = [f"{no.node}, profile {no.profile!r}: {no.detail}" for no in shown]
     lines += [f"and {more} more; llmgw ctl explain-placement {model.name} shows all"] if more else []
-    text = f"no node can run {model.name} now"
+    text = f"no node can run {model.name} now ({_count(verdict)})"
     if crew.moving:
         stay = few(life.replica.id for life in crew.moving)
         text = f"{stay} stays until there is room for another: {state.find_move(crew.moving[0])}, and {text}"
     told = Announce(model=model.name, text=text, lines=tuple(lines), warning=True, what=Happening.WAITING)
     state.effects.append(told)
+
+
+def _count(verdict: Rejected) -> str:
+    return verdict.counted() or "there is no node, or no profile"

@@ -166,6 +166,21 @@ class Shard:
     measured: Measured | None = None
 
 
+def reached(report: ShardReport, spec: ShardSpec) -> ShardState:
+    """How far a shard is: one that is to answer requests and says not where is not ready."""
+    if report.state is ShardState.READY and spec.rank == 0 and report.endpoint is None:
+        return ShardState.LOADING
+    return report.state
+
+
+def booked_gb_of(shard: Shard) -> float:
+    """The machine's memory that is kept for it: as its profile says, else what it was seen to hold."""
+    declared = shard.spec.profile.min_memory_gb
+    if declared is not None:
+        return declared
+    return (shard.measured.memory_gb if shard.measured is not None else None) or 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
     """One epoch of a serving copy of a model by one profile: a shard on each of its nodes, by rank.

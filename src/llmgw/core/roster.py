@@ -17,7 +17,16 @@ from llmgw.core.events import NodeMarked
 from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import ModelName
 from llmgw.core.node import Node, NodeId
-from llmgw.core.replica import Replica, ReplicaId, Shard, ShardId, ShardSpec, ShardState, join_states
+from llmgw.core.replica import (
+    Replica,
+    ReplicaId,
+    Shard,
+    ShardId,
+    ShardSpec,
+    ShardState,
+    booked_gb_of,
+    join_states,
+)
 
 Name = TypeVar("Name")
 
@@ -51,8 +60,9 @@ class Life:
     ``launched_at`` is None when it ran before we knew it; ``heard`` has the nodes that have spoken of their shard;
     ``withdrawn_by`` is for each node the revision of the first desired set without it; ``ready_seconds`` is how long it
     has served, once it no longer does. ``given_up``: another epoch takes its place, since a node of it is lost.
-    ``proven``: it has served for a while; ``recalled``: an operator wants it replaced; ``drain`` is the number of its
-    last drain; ``evicted_for`` the model that it makes way for.
+    ``stray``: it runs though nobody asked its node to. ``in_place``: its room is the next one's. ``proven``: it has
+    served for a while; ``recalled``: an operator wants it replaced; ``drain`` is the number of its last drain;
+    ``evicted_for`` the model that it makes way for.
     """
 
     replica: Replica
@@ -62,6 +72,8 @@ class Life:
     withdrawn_by: dict[NodeId, int] = field(default_factory=dict)
     ready_seconds: float = 0.0
     given_up: bool = False
+    stray: bool = False
+    in_place: bool = False
     proven: bool = False
     recalled: bool = False
     drain: int = 0
@@ -114,6 +126,8 @@ class Roster:
         self._revisions: dict[NodeId, int] = {}
         self._touched: set[NodeId] = set()
         self._marks: dict[NodeId, NodeMarked] = {}
+        # room that is kept for a model though nothing of it runs there, by the shards that ran
+        self._reserved: dict[ModelName, tuple[Shard, ...]] = {}
         self._holds: dict[NodeId, set[str]] = {}
         # whose host is to be made anew
         self._stale: dict[NodeId, None] = {}
@@ -202,18 +216,41 @@ class Roster:
             self.host(self.members[name])
         return not self._stale
 
-    def hosts_without(self, gone: Collection[LifeKey]) -> tuple[Host, ...]:
-        """The nodes as they will be once these lives have ended."""
+    def hosts_for(self, asker: ModelName, gone: Collection[LifeKey] = ()) -> tuple[Host, ...]:
+        """The nodes as this model finds them, once these lives have ended: what is reserved for it is free."""
         touched = {node for key in gone for node in self.lives[key].replica.nodes}
-        return tuple(
-            self._make_host(self.members[host.id], gone) if host.id in touched else host for host in self.hosts()
-        )
+        touched |= {shard.spec.node for shard in self._reserved.get(asker, ())}
+        if not touched:
+            return self.hosts()
+        return tuple(self._see(host, asker, gone) if host.id in touched else host for host in self.hosts())
 
-    def host_without(self, node: NodeId, gone: LifeKey) -> Host:
-        """One node as it will be once this life has ended."""
-        return self._make_host(self.members[node], (gone,))
+    def host_for(self, asker: ModelName, node: NodeId, gone: LifeKey) -> Host:
+        """One node as this model will find it once this life has ended."""
+        return self._see(self.host(self.members[node]), asker, (gone,))
 
-    def _make_host(self, member: Member, gone: Collection[LifeKey] = ()) -> Host:
+    def _see(self, host: Host, asker: ModelName, gone: Collection[LifeKey]) -> Host:
+        return self._make_host(self.members[host.id], gone, asker)
+
+    def reserve(self, name: ModelName, shards: tuple[Shard, ...]) -> None:
+        """Keep the room of these, which have ended, for the model that they were of."""
+        self.release(name)
+        self._reserved[name] = shards
+        for shard in shards:
+            self._make_anew(shard.spec.node)
+
+    @property
+    def reserved(self) -> Mapping[ModelName, tuple[Shard, ...]]:
+        """The shards that have ended, and whose room is kept."""
+        return self._reserved
+
+    def release(self, name: ModelName) -> bool:
+        """Keep no room for it; whether some was."""
+        shards = self._reserved.pop(name, ())
+        for shard in shards:
+            self._make_anew(shard.spec.node)
+        return bool(shards)
+
+    def _make_host(self, member: Member, gone: Collection[LifeKey] = (), asker: ModelName | None = None) -> Host:
         name = member.node.id
         booked: dict[str, ReplicaId] = {}
         booked_gb = 0.0
@@ -222,13 +259,18 @@ class Roster:
             shard = life.shard_on(name)
             if shard.state is ShardState.ENDED or life.key in gone:
                 continue
-            booked_gb += shard.spec.profile.min_memory_gb or 0.0
+            booked_gb += booked_gb_of(shard)
             gpus = shard.spec.gpus
             if gpus is None and shard.spec.profile.gpus:
                 # Launched by an agent that knew of no GPUs, on whichever it found.
                 gpus = tuple(gpu.uuid for gpu in member.node.gpus or ())
             booked |= dict.fromkeys(gpus or (), life.replica.id)
             replicas[life.replica.model] += 1
+        for model, shards in self._reserved.items():
+            for shard in shards:
+                if shard.spec.node == name and model != asker:
+                    booked_gb += booked_gb_of(shard)
+                    booked |= {uuid: shard.spec.replica for uuid in shard.spec.gpus or () if uuid not in booked}
         mark = self._marks.get(name)
         labels = member.node.labels
         if mark is not None and mark.labels:

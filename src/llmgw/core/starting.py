@@ -57,13 +57,14 @@ def start(state: State, model: Model, placement: Placement, now: float) -> None:
         state.roster.desire(spec)
         state.launched_at[spec.node, name, epoch] = now + LAUNCH_SECONDS
     lives.enter(state, Life(replica, count=len(specs), launched_at=now))
-    text = f"{name} goes to {', '.join(replica.nodes)} by profile {placement.profile.name!r} (epoch {epoch})"
+    why = _word(placement.score)
+    text = f"{name} goes to {', '.join(replica.nodes)} by profile {placement.profile.name!r} (epoch {epoch}): {why}"
     state.announce(replica, text, what=Happening.PLACED)
     state.trace.add(
         Decision(
             at=now,
             model=model.name,
-            why=_word(placement.score),
+            why=why,
             replica=name,
             profile=placement.profile.name,
             nodes=replica.nodes,

@@ -37,7 +37,7 @@ class State:
         self.catalog = Catalog()
         self.trace = Trace()
         self.roster = Roster()
-        self.failures: dict[tuple[ModelName, NodeId], Failures] = {}
+        self.failures: dict[ModelName, dict[NodeId, Failures]] = {}
         self.demands = Demands()
         self.learned = Learned()
         self.rolls = Rolls()
@@ -45,6 +45,10 @@ class State:
         self.held: frozenset[ModelName] = frozenset()
         # what came of the last attempt to place one
         self.verdicts: dict[ModelName, Verdict] = {}
+        # what was last said of one that finds no place: whether fewer serve than are to
+        self.told: dict[ModelName, bool] = {}
+        # how many replicas each was to have when it was last looked at
+        self.sizes: dict[ModelName, int] = {}
         # the models that are to be looked at, the first one in this turn
         self.unplanned: dict[ModelName, None] = {}
         # everything is to end, and nothing to begin
@@ -69,10 +73,14 @@ class State:
         self.drain_until: dict[LifeKey, float] = {}
         # when what is left on a node that is to be drained stops all the same
         self.drain_node_at: dict[NodeId, float] = {}
+        # until when room is kept for a model that is to be there again
+        self.reserved_until: dict[ModelName, float] = {}
         # when a model has been idle for long enough, or its load has settled
         self.review_at: dict[ModelName, float] = {}
         # when those that found no room are looked at once more
         self.look_again_at = math.inf
+        # when they last were because of what a node has said
+        self.looked_at = -math.inf
         # what the scheduler was last asked for; None when it has come
         self.wake_at: float | None = None
         # of a server that has begun anew: who was there before, who may still come and until when, and who did not
@@ -133,7 +141,8 @@ class State:
         if model.name in self.held:
             return 0
         lives = [life for life in self.roster.of(model.name) if self.is_serving_on(life)]
-        settled = self.demands.settled(model.name, len(lives), now)
+        # (one that another takes the place of is no sign of load)
+        settled = self.demands.settled(model.name, self.sizes.get(model.name, len(lives)), now)
         return wanted(model, used=self.is_used(model, lives, now), settled=settled)
 
     def is_used(self, model: Model, lives: Iterable[Life], now: float) -> bool:
@@ -177,21 +186,18 @@ class State:
 
     def backing_off(self, name: ModelName) -> dict[NodeId, float]:
         """Until when each node is not tried again for this model, because it failed there."""
-        return {node: failures.until for (model, node), failures in self.failures.items() if model == name}
+        return {node: failures.until for node, failures in self.failures.get(name, {}).items()}
 
     def failed(self, name: ModelName, now: float) -> dict[NodeId, int]:
         """How often in a row this model failed on each node, the last time within an hour."""
-        recent = now - FAILED_SECONDS
-        return {
-            node: failures.count
-            for (model, node), failures in self.failures.items()
-            if model == name and failures.until > recent
-        }
+        tries = self.failures.get(name, {})
+        for node in [node for node, failures in tries.items() if failures.until <= now - FAILED_SECONDS]:
+            del tries[node]
+        return {node: failures.count for node, failures in tries.items()}
 
     def forget_failures(self, name: ModelName) -> None:
         """What came of a model's earlier tries says nothing of the next one."""
-        for tried in [tried for tried in self.failures if tried[0] == name]:
-            del self.failures[tried]
+        self.failures.pop(name, None)
         self.verdicts.pop(name, None)
         self.retry_at.pop(name, None)
 

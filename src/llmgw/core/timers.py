@@ -61,17 +61,23 @@ def come_due(state: State, now: float) -> None:
     for name in [name for name, at in state.retry_at.items() if at <= now]:
         del state.retry_at[name]
         state.plan_later(name)
+    for name in [name for name, at in state.reserved_until.items() if at <= now]:
+        del state.reserved_until[name]
+        if state.roster.release(name):
+            state.plan_waiting()
     for name in [name for name, at in state.review_at.items() if at <= now]:
         del state.review_at[name]
         state.plan_later(name)
     # (an epoch makes room for the next one without a word to these)
     for life in _pop_due(state, state.prove_at, now):
-        lives.prove(state, life)
+        lives.prove(state, life, now)
     for life in _pop_due(state, state.drain_until, now):
-        leaving.cut_off(state, life, now)
+        leaving.cut_off(state, life, f"its last requests have had {format_duration(leaving.DRAIN_SECONDS)}", now)
     for node in [node for node, at in state.drain_node_at.items() if at <= now]:
         del state.drain_node_at[node]
-        for life in state.roster.on(node):
+        for life in list(state.roster.on(node)):
+            if life.replica.draining is not None:
+                leaving.cut_off(state, life, f"{node} is to be empty by now", now)
             state.plan_later(life.replica.model)
     for key in [key for key, at in state.forget_at.items() if at <= now]:
         lives.gone(state, state.roster.owner(key), key[0], now)
@@ -100,7 +106,7 @@ def ask_to_be_woken(state: State, now: float) -> None:
     """At the first time that anything is due, unless that was asked for."""
     times = [*state.retry_at.values(), *state.forget_at.values(), state.look_again_at]
     times += [*state.review_at.values(), *state.prove_at.values()]
-    times += [*state.drain_until.values(), *state.drain_node_at.values()]
+    times += [*state.reserved_until.values(), *state.drain_until.values(), *state.drain_node_at.values()]
     # What the brake holds up has its own time after that.
     times += [state.brake.until] if state.brake is not None else state.replace_at.values()
     times += state.whole_at.values() if state.brake is None else ()

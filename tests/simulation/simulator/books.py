@@ -10,7 +10,7 @@ from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.placement import Placement, place
-from llmgw.core.replica import Replica, ReplicaId, ShardSpec, ShardState
+from llmgw.core.replica import Replica, ReplicaId, ShardSpec, ShardState, booked_gb_of
 
 ON_ITS_WAY_OUT = (ShardState.STOPPING, ShardState.ENDED)
 
@@ -116,10 +116,10 @@ class Reckoning:
 
 
 def _without(host: Host, gone: Replica | None) -> Host:
-    shards = [shard.spec for shard in gone.shards if shard.spec.node == host.id] if gone is not None else []
+    shards = [shard for shard in gone.shards if shard.spec.node == host.id] if gone is not None else []
     if not shards:
         return host
-    gpus = {gpu for spec in shards for gpu in spec.gpus or ()}
-    gb = sum(spec.profile.min_memory_gb or 0.0 for spec in shards)
+    gpus = {gpu for shard in shards for gpu in shard.spec.gpus or ()}
+    gb = sum(map(booked_gb_of, shards))
     booked = {gpu: name for gpu, name in host.booked.items() if gpu not in gpus}
     return replace(host, booked=booked, booked_gb=host.booked_gb - gb)

@@ -25,7 +25,7 @@ from llmgw.core.events import (
 from llmgw.core.lives import PREPARED_OR_LATER
 from llmgw.core.model import ANY_CLASS, ModelName
 from llmgw.core.node import Gpu, NodeId
-from llmgw.core.replica import Replica, ReplicaId, ShardId, ShardSpec, ShardState
+from llmgw.core.replica import Replica, ReplicaId, ShardId, ShardSpec, ShardState, booked_gb_of
 from llmgw.core.rolling import defines
 from simulator.books import ON_ITS_WAY_OUT, Books
 from simulator.stage import Ground, Running
@@ -168,10 +168,12 @@ def every_booking_has_its_cause(state: State) -> Iterator[str]:
         return
     gpus: dict[NodeId, dict[str, ReplicaId]] = {node: {} for node in state.books.hosts}
     memory_gb: Counter[NodeId] = Counter()
-    for replica, spec in state.books.alive_shards():
-        if spec.node in gpus:
-            gpus[spec.node] |= dict.fromkeys(spec.gpus or (), replica.id)
-            memory_gb[spec.node] += spec.profile.min_memory_gb or 0.0  # type: ignore[assignment]
+    for replica in state.books.replicas:
+        for shard in replica.shards:
+            spec = shard.spec
+            if spec.node in gpus and shard.state is not ShardState.ENDED:
+                gpus[spec.node] |= dict.fromkeys(spec.gpus or (), replica.id)
+                memory_gb[spec.node] += booked_gb_of(shard)  # type: ignore[assignment]
     for node, host in state.books.hosts.items():
         if dict(host.booked) != gpus[node]:
             yield f"{node} has {dict(host.booked)} booked, and there is cause for {gpus[node]}"

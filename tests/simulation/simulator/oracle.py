@@ -45,6 +45,9 @@ def find_faults_at_rest(
 def find_launched(model: Model, store: Store) -> Model | None:
     """What its engines are to be started by: what is written, and where that comes to nothing what served last; None
     where nothing has, and where it waits for a place that does not come."""
+    if model.name in store.failed:
+        # (a good one may have met two bad nodes)
+        return store.proven.get(model.name)
     match find_flaw(model):
         case None:
             return model

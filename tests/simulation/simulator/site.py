@@ -72,8 +72,8 @@ def _shape(number: int) -> Shape:
     )
 
 
-def _model(name: str, least: int, most: int, *profiles: Profile) -> Model:
-    scaling = Scaling(min=least, max=most)
+def _model(name: str, least: int, most: int, *profiles: Profile, idle_seconds: float = 900.0) -> Model:
+    scaling = Scaling(min=least, max=most, idle_timeout_seconds=idle_seconds)
     return Model(name=ModelName(name), source=f"/models/{name}.fake", scaling=scaling, profiles=profiles)
 
 
@@ -108,6 +108,7 @@ MODELS: Mapping[str, Model] = {
             "couple", 1, 2, Profile(name="a100", engine=ENGINE, gpu_class="a100-40g", tp=2, startup_timeout_seconds=180)
         ),
         _model("lazy", 0, 2, _ON_H100),
+        _model("brief", 0, 1, _ON_H100, idle_seconds=60.0),
         _model("sole", 1, 1, _SOLE),
         _model("turn-a", 0, 1, _IN_TURNS),
         _model("turn-b", 0, 1, _IN_TURNS),

@@ -143,8 +143,8 @@ def test_the_epoch_of_what_had_ended_before_is_not_given_again() -> None:
 
 def test_of_two_epochs_of_a_replica_the_newest_is_kept() -> None:
     fleet = Fleet()
-    fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)
-    old, new = a_running(a_model(), epoch=3), a_running(a_model(), epoch=4)
+    fleet.handle(CatalogChanged(models=(a_model(most=2),)), 0.0)
+    old, new = a_running(a_model(most=2), epoch=3), a_running(a_model(most=2), epoch=4)
     effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(old), found(new))), 1.0)
     assert the_shard(effects) == new
     assert fleet.statistics().nodes[0].booked_gb == 8.0

@@ -28,6 +28,7 @@ from llmgw.core.events import (
     CatalogChanged,
     Demand,
     FactsKnown,
+    ModelsHeld,
     NodeLost,
     NodeRegistered,
     NodeReported,
@@ -430,3 +431,23 @@ def test_of_an_idle_one_and_a_load_that_nobody_wants_the_load_gives_way() -> Non
     fleet.handle(Demand(model=B), 202.0)
     effects = fleet.handle(Demand(model=C, waiting=1), 203.0)
     assert texts(effects) == ["rep-b-1 on n1 is to stop: it is idle, and makes way for c"]
+
+
+def test_what_is_about_to_end_is_not_waited_for_where_its_room_is_not_enough() -> None:
+    fleet, _ = a_turn(OTHER)
+    models = (a_model("a", least=0, gb=10.0), OTHER)
+    fleet.handle(CatalogChanged(models=(*models, a_model("small", gb=2.0))), 12.0)
+    fleet.handle(a_word(the_replica(fleet, ModelName("small")).shard, ShardState.LOADING), 13.0)
+    assert [len(desire.shards) for desire in desires(fleet.handle(CatalogChanged(models=models), 199.0))] == [1]
+    assert [drain.replica for drain in wait(fleet)] == ["rep-a-1"]
+
+
+def test_nobody_makes_way_while_one_that_is_drained_for_another_reason_is_about_to_end() -> None:
+    fleet, shards = two_idle(a_model("c", least=0, gb=8.0))
+    (drain,) = drains(fleet.handle(ModelsHeld(models=frozenset({A})), 200.0))
+    assert wait(fleet, C, 200.1) == []
+    fleet.handle(drained(drain), 200.2)
+    assert wait(fleet, C, 201.0) == []
+    effects = fleet.handle(a_word(shards[0], ShardState.ENDED), 202.0)
+    effects += wake(fleet, until=202.0)
+    assert {shard.model.name for shard in desires(effects)[-1].shards} == {B, C}

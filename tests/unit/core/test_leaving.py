@@ -438,3 +438,23 @@ def test_what_is_stopping_already_is_not_told_again_at_the_stop_of_everything() 
     fleet.handle(drained(drain), 21.0)
     assert fleet.handle(Stopping(), 22.0) == []
     assert not fleet.idle()
+
+
+def test_one_that_still_loads_on_a_node_to_be_drained_does_not_count_as_one_that_serves() -> None:
+    fleet, effects = a_fleet(a_model(least=2, most=2))
+    one, two = desires(effects)[-1].shards
+    fleet.handle(a_word(one, ShardState.READY), 1.0)
+    fleet.handle(a_word(two, ShardState.LOADING), 1.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 2.0)
+    wake(fleet, until=15.0)
+    effects = drain_node(fleet)
+    new = next(desire.shards[0] for desire in desires(effects) if desire.node == N2)
+    fleet.handle(a_word(new, ShardState.READY), 21.0)
+    assert drains(wake(fleet, until=60.0)) == []
+    assert [replica.id for replica in fleet.ready(M)] == [one.replica, new.replica]
+
+
+def test_the_drain_of_a_node_that_was_cordoned_is_told() -> None:
+    fleet, _ = a_fleet(a_model(least=0))
+    fleet.handle(NodeMarked(node=N1, cordoned=True), 19.0)
+    assert texts(drain_node(fleet))[-1] == "n1 is drained: nothing runs there"

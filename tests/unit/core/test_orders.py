@@ -240,3 +240,29 @@ def test_the_models_are_those_that_are_written() -> None:
     fleet, _ = a_fleet(a_model())
     fleet.handle(CatalogChanged(models=(a_model(source="/new"), a_model("b"))), 11.0)
     assert [(model.name, model.source) for model in fleet.catalog] == [("m", "/new"), ("b", "/m.gguf")]
+
+
+def test_a_replica_that_loads_and_is_recalled_stops_at_once() -> None:
+    fleet, effects = a_fleet(a_model())
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.LOADING), 1.0)
+    effects = fleet.handle(ReplicaRecalled(replica=shard.replica, epoch=1), 2.0)
+    assert (drains(effects), [desire.shards for desire in desires(effects)]) == ([], [()])
+    assert the_shard(fleet.handle(a_word(shard, ShardState.ENDED), 3.0)).epoch == 2
+
+
+def test_a_model_that_is_removed_while_it_is_drained_is_not_drained_again() -> None:
+    fleet, _ = a_ready(a_model())
+    (drain,) = drains(hold(fleet, "m"))
+    effects = fleet.handle(CatalogChanged(models=()), 21.0)
+    assert (announced(effects), drains(effects)) == ([], [])
+    # (and neither when it is stopping)
+    fleet.handle(CatalogChanged(models=(a_model(),)), 22.0)
+    assert len(desires(fleet.handle(drained(drain), 23.0))) == 1
+    assert announced(fleet.handle(CatalogChanged(models=()), 24.0)) == []
+
+
+def test_the_new_definition_of_a_model_that_is_held_replaces_nothing() -> None:
+    fleet, _ = a_ready(a_model())
+    hold(fleet, "m")
+    assert announced(fleet.handle(CatalogChanged(models=(a_model(source="/new"),)), 21.0)) == []

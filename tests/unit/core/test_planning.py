@@ -27,6 +27,7 @@ from llmgw.core.events import (
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import ModelName
+from llmgw.core.node import NodeId
 from llmgw.core.placement import Placement, Rejected
 from llmgw.core.planning import HOSTS_A_TURN
 from llmgw.core.rejection import Reason
@@ -203,3 +204,14 @@ def test_when_very_many_nodes_have_changed_at_once_the_plan_waits_for_the_next_t
         turns += 1
     assert turns == 2
     assert isinstance(fleet.verdict(M), Placement)
+
+
+def test_while_the_brake_holds_a_new_model_is_placed_all_the_same() -> None:
+    nodes = [a_node(f"n{number}") for number in range(1, 5)]
+    fleet, effects = a_fleet(a_model(least=3, most=3, gb=12.0), nodes=nodes)
+    for number in (1, 2, 3):
+        fleet.handle(NodeLost(node=NodeId(f"n{number}")), 20.0)
+    assert fleet.brake(20.0) is not None
+    # (this server has seen all that there is)
+    effects = fleet.handle(CatalogChanged(models=(a_model(least=3, most=3, gb=12.0), a_model("b"))), 21.0)
+    assert [shard.model.name for desire in desires(effects) for shard in desire.shards] == ["b"]

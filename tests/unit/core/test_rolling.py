@@ -33,6 +33,7 @@ from llmgw.core.events import (
     CatalogChanged,
     Demand,
     ModelCalled,
+    NodeLost,
     NodeMarked,
     NodeRegistered,
     NodeReported,
@@ -732,3 +733,13 @@ def test_in_place_the_one_goes_whose_room_is_enough(large: str) -> None:
     # and the other one stays, as there is no room for another in its place
     assert drains(wake(fleet, until=2000.0)) == []
     assert len(fleet.ready(M)) == 2
+
+
+def test_a_new_one_that_can_not_be_reached_when_it_would_be_proven_takes_nobodys_place() -> None:
+    fleet, old = a_served(memory_gb=6.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 16.0)
+    changed(fleet, NEW)
+    fleet.handle(a_word(the_new(fleet), ShardState.READY), 21.0)
+    fleet.handle(NodeLost(node=N2), 30.0)
+    assert drains(wake(fleet, until=60.0)) == []
+    assert [replica.shard for replica in fleet.ready(M)] == [old]

@@ -1,0 +1,105 @@
+"""Where one more replica of a model could go: now, once something else is gone, in a moment, or by other figures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from llmgw.core.costs import OFTEN
+from llmgw.core.filters import Need, find_reason, is_blind
+from llmgw.core.hosts import Host, Standing
+from llmgw.core.model import Model, with_launch
+from llmgw.core.node import NodeId
+from llmgw.core.placement import Placement, Verdict, by_priority, place
+from llmgw.core.rolling import is_same_launch
+from llmgw.core.roster import LifeKey
+from llmgw.core.state import State
+
+# What backs off for longer is not waited for.
+SOON_SECONDS = 60.0
+
+
+class Search:
+    """The looks at the nodes that one turn of one model may take; each of them costs a placement."""
+
+    __slots__ = ("_backing_off", "_failed", "_filled", "_hosts", "_model", "_now", "_state")
+
+    def __init__(self, state: State, model: Model, now: float) -> None:
+        self._state = state
+        self._model = model
+        self._now = now
+        self._filled = state.learned.fill(model, state.versions)
+        self._backing_off = state.backing_off(model.name)
+        self._failed = state.failed(model.name, now)
+        self._hosts = state.roster.hosts_for(model.name)
+
+    def find(self) -> Verdict:
+        """Where it can go now."""
+        return self._place(self._filled, self._hosts)
+
+    def find_unfilled(self) -> Placement | None:
+        """Where it could go if nothing had been measured."""
+        if self._filled is self._model:
+            return None
+        found = self._place(self._model, self._hosts)
+        return found if isinstance(found, Placement) else None
+
+    def find_by_proven(self) -> tuple[Model | None, Placement | None]:
+        """The model as it was launched when it served, and where that can go; None where it has served by no other."""
+        proven = self._state.rolls.proven(self._model.name)
+        if proven is None or is_same_launch(proven, self._model):
+            return None, None
+        by = with_launch(self._model, proven)
+        found = self._place(self._state.learned.fill(by, self._state.versions), self._hosts)
+        return by, found if isinstance(found, Placement) else None
+
+    def fits_once_gone(self, gone: Iterable[LifeKey]) -> bool:
+        """Whether it has a place once these have ended."""
+        keys = tuple(gone)
+        return bool(keys) and self._is_place(self._state.roster.hosts_for(self._model.name, keys))
+
+    def fits_soon(self) -> bool:
+        """Whether it only has to wait for a moment: for a node that failed just now, or whose link is down."""
+        soon = {node: until for node, until in self._backing_off.items() if until > self._now + SOON_SECONDS}
+        hosts = self._hosts
+        silent = any(host.standing is Standing.SILENT for host in hosts)
+        if len(soon) == len(self._backing_off) and not silent:
+            return False
+        back = tuple(replace(each, standing=Standing.READY) if _is_silent(each) else each for each in hosts)
+        return isinstance(self._place(self._filled, back, soon), Placement)
+
+    def could_fit_on(self, node: NodeId, gone: LifeKey) -> bool:
+        """Whether nothing speaks against this node once that has ended: enough for a replica on one node, and a first
+        look for others. It costs little."""
+        host = self._state.roster.host_for(self._model.name, node, gone)
+        return any(find_reason(need, host) is None for need in self._list_needs())
+
+    @property
+    def has_failed_often(self) -> bool:
+        """It has failed so often of late that nobody is to make way for it."""
+        return sum(self._failed.values()) >= OFTEN
+
+    def _list_needs(self) -> list[Need]:
+        blind = is_blind(self._hosts)
+        return [
+            Need(
+                model=self._filled,
+                profile=profile,
+                backing_off=self._backing_off,
+                now=self._now,
+                blind=blind,
+                failed=self._failed,
+            )
+            for profile in by_priority(self._filled)
+        ]
+
+    def _is_place(self, hosts: Sequence[Host]) -> bool:
+        return isinstance(self._place(self._filled, hosts), Placement)
+
+    def _place(self, model: Model, hosts: Sequence[Host], backing_off: dict[NodeId, float] | None = None) -> Verdict:
+        off = self._backing_off if backing_off is None else backing_off
+        return place(model, hosts, off, self._now, failed=self._failed)
+
+
+def _is_silent(host: Host) -> bool:
+    return host.standing is Standing.SILENT
