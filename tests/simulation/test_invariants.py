@@ -184,7 +184,7 @@ STATES: dict[str, tuple[State, State]] = {
     ),
     "no_node_is_booked_beyond_its_memory": (
         a_state(books_of(a_replica(CPU))),
-        a_state(books_of(hosts={"n10": a_host("n10", booked_gb=200.0)})),
+        a_state(books_of(*(a_replica(replace(CPU, replica=ReplicaId(f"rep-{n}"))) for n in range(4)))),
     ),
     "no_replica_spans_fabrics": (
         a_state(books_of(a_replica(*group("n00", "n01")))),
@@ -241,6 +241,9 @@ class Reckoning:
 
     def has_room(self, name: ModelName, without: Replica | None = None) -> bool:
         return self.room
+
+    def backing_off(self, name: ModelName) -> Mapping[NodeId, float]:
+        return {}
 
     def clock(self) -> float:
         return self.now
@@ -311,6 +314,14 @@ CASES: dict[str, tuple[Move, Move]] = {
     "what_answers_is_stopped_after_its_last_request": (a_stop(WELL, draining="it is idle"), a_stop(WELL)),
     "our_own_doing_takes_no_service_down": (a_drain(WELL, room=False), a_drain(WELL, room=True)),
     "only_what_is_idle_makes_way": (an_eviction(IDLE, Reckoning()), an_eviction(WELL, Reckoning())),
+    "nobody_takes_the_place_of_what_is_about_to_begin_anew": (
+        a_move(WELL, left={"GPU-n05-0": (ModelName("couple"), 60.0)}),
+        a_move(WELL, left={"GPU-n05-0": (ModelName("east"), 60.0)}),
+    ),
+    "nothing_is_launched_again_and_again": (
+        a_move(WELL, begun={ModelName("couple"): 20}),
+        a_move(WELL, begun={ModelName("couple"): 100}),
+    ),
     "what_is_held_starts_nothing": (
         a_move(WELL),
         a_move(WELL, after=replace(books_of(a_replica(WELL)), held={ModelName("couple")})),

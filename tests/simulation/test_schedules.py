@@ -10,7 +10,7 @@ from simulator.world import World
 
 
 @pytest.mark.slow
-@settings(max_examples=40, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(scenario)
 def test_no_schedule_of_faults_breaks_anything(scenario: Scenario) -> None:
     World(scenario).play()

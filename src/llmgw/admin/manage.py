@@ -104,6 +104,14 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
     async def history(name: str) -> Response:
         return await _answer_at_length(await management.history(name))
 
+    @app.get("/facts/<path:name>")
+    async def facts(name: str) -> Response:
+        return _answer(await management.facts(name))
+
+    @app.delete("/facts/<path:name>")
+    async def forget_facts(name: str) -> Response:
+        return _answer(await management.forget_facts(name))
+
     @app.get("/events")
     async def events() -> Response:
         return await _answer_at_length(await followers.look(read_since()))

@@ -11,6 +11,7 @@ from llmgw.admin.views import (
     EnginesView,
     EventsView,
     ExplanationView,
+    FactsView,
     HistoryView,
     LoadBegun,
     ModelDetail,
@@ -79,11 +80,15 @@ class Management(Protocol):
     ) -> EventsView:
         """What has happened after the event of that number (0: all that is kept), of this model (by any of its names)
         and this node. When there is nothing, it waits so long for something. A number that this server has not come to
-        is of an earlier one, and answered with all."""
+        is of an earlier one, and answered with all. Also of names that there are no more."""
         ...
 
     async def history(self, name: str) -> HistoryView:
         """The last definitions of a model (of that name or alias); Refused when there is none."""
+        ...
+
+    async def facts(self, name: str) -> FactsView:
+        """What launches of a model (of that name or alias) have shown; Refused when there is none."""
         ...
 
     async def cordon(self, node: str, *, cordoned: bool) -> NodeMarks:
@@ -124,6 +129,10 @@ class Management(Protocol):
     async def load(self, name: str) -> LoadBegun:
         """End the hold of a model (of that name or alias), try a definition again that has failed, and load one that
         loads on demand. Refused for a model that has no replicas by its definition."""
+        ...
+
+    async def forget_facts(self, name: str) -> FactsView:
+        """Have these facts forgotten; what runs is measured anew. Answers what they were."""
         ...
 
     async def reload(self) -> Reloaded: ...

@@ -278,12 +278,14 @@ class Stopped:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadBegun:
     """A model may run. ``held``: it was stopped until now. ``retried``: its definition had failed, and is tried again.
-    ``running`` are the replicas that it has already; ``wanted``, how many it is to have."""
+    ``running`` are the replicas that it has already, ``serving`` those of them that requests may go to; ``wanted``, how
+    many it is to have."""
 
     model: str
     held: bool = False
     retried: bool = False
     running: tuple[str, ...] = ()
+    serving: tuple[str, ...] = ()
     wanted: int = 0
 
 
@@ -306,12 +308,38 @@ class EventView:
 class EventsView:
     """What has happened, the oldest first. ``last``: ask for what comes after this number next, whether or not an event
     of that number is among these. ``missed``: so many had happened in between that are no longer kept. ``began`` is
-    when the numbers began (seconds since 1970): at the server's start, which tells it from an earlier one."""
+    when the numbers began (seconds since 1970): at the server's start, which tells it from an earlier one. ``unknown``
+    says of each name that was asked for that there is no such model or node now, with one that may be meant."""
 
     events: tuple[EventView, ...]
     last: int
     began: float
     missed: int = 0
+    unknown: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactView:
+    """What launches of a model by these profiles have shown, on this version of the engine and class of GPU (None: on
+    none): the usual seconds from start to ready, and the most memory, in GB of 10^9 bytes, of one GPU and of the
+    machine."""
+
+    profiles: tuple[str, ...]
+    engine: str
+    version: str | None = None
+    gpu_class: str | None = None
+    load_seconds: float | None = None
+    gpu_gb: float | None = None
+    memory_gb: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FactsView:
+    """All that is known of the launches of a model, the newest last; ``forgotten``: until now."""
+
+    model: str
+    facts: tuple[FactView, ...]
+    forgotten: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,7 +533,8 @@ class ExplanationView:
     that is only written ``what_if`` is true, ``stops`` are the replicas that would make way for it first, ``missing``
     counts those that it would get, and ``places`` those of them that find a place one after the other. ``numbers``
     are those that placement goes by, with where each comes from, and ``evicts`` is the idle replica that would make
-    way, or when one will.
+    way, or when one will. ``unfilled``: by what was measured there is no place, and the answer is by what is written
+    alone, as it is done where nothing of the model serves.
     """
 
     explanation: Explanation
@@ -517,6 +546,7 @@ class ExplanationView:
     missing: int = 0
     places: int = 0
     numbers: tuple[Figure, ...] = ()
+    unfilled: bool = False
     evicts: str | None = None
     decisions: tuple[DecisionView, ...] = ()
     held_up: str | None = None

@@ -18,12 +18,14 @@ STOPPING_SECONDS = 120.0
 @dataclass(slots=True)
 class Crew:
     """The replicas of a model: ``steady`` are as they are to be; ``moving`` serve until others take their place;
-    ``lost`` can't be reached, and another takes their place as soon as there is one; ``going`` are about to end."""
+    ``lost`` can't be reached, and another takes their place as soon as there is one; ``going`` are about to end;
+    ``failed`` have, and are shown until their next try."""
 
     steady: list[Life] = field(default_factory=list)
     moving: list[Life] = field(default_factory=list)
     lost: list[Life] = field(default_factory=list)
     going: list[Life] = field(default_factory=list)
+    failed: list[Life] = field(default_factory=list)
 
 
 def muster(state: State, model: Model, now: float) -> Crew:
@@ -46,9 +48,7 @@ def muster(state: State, model: Model, now: float) -> Crew:
             crew.moving.append(life)
         else:
             crew.steady.append(life)
-    kept = len(crew.steady) + len(crew.moving) + len(crew.lost)
-    for life in [life for life in ranked if not life.alive][max(model.scaling.max - kept, 0) :]:
-        lives.forget(state, life)
+    crew.failed += [life for life in ranked if not life.alive]
     return crew
 
 
@@ -72,6 +72,10 @@ def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
         elif proven + others >= want:
             crew.moving.remove(life)
             _retire(state, crew, life, why, now)
+    # A model that nobody wants now shows what became of it; one that has what it wants has nothing to try again.
+    kept = len(crew.steady) + len(crew.moving) + len(crew.lost)
+    for life in crew.failed[max((want or model.scaling.max) - kept, 0) :]:
+        lives.forget(state, life)
     for life in crew.lost[max(want - len(crew.steady), 0) :]:
         lives.take_back(state, life, f"no more than {want} are to run", now)
         crew.lost.remove(life)

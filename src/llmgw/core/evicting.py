@@ -23,16 +23,19 @@ RESIDENCY_SECONDS = 120.0
 # Each is a placement over all nodes: a client that asks for what fits nowhere must not hold up everybody else.
 FULL_LOOKS = 4
 
+TURN_SECONDS = 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Idle:
     """A replica that serves nobody: what it costs to have it again, in seconds, since when nobody has asked for it,
-    and from when on it may make way."""
+    and from when on it may make way. ``gone_at``: when it goes by itself."""
 
     life: LifeKey
     reload_seconds: float
     idle_since: float
     free_at: float
+    gone_at: float
 
 
 def make_way(state: State, model: Model, search: Search, now: float) -> bool:
@@ -59,7 +62,9 @@ def choose(state: State, model: Model, search: Search, now: float) -> Idle | flo
     later, looks = math.inf, FULL_LOOKS
     idle = sorted(_list_idle(state, model, now), key=lambda each: (each.reload_seconds, each.idle_since, each.life))
     for each in idle:
-        if each.free_at >= later or not looks:
+        # (what is about to go by itself does so in a turn of its own)
+        soon = each.free_at if each.free_at <= now else max(min(each.free_at, each.gone_at), now + TURN_SECONDS)
+        if soon >= later or not looks:
             continue
         node = state.roster.lives[each.life].replica.shard.node
         # A look at its own node costs little, and tells nearly all.
@@ -70,7 +75,7 @@ def choose(state: State, model: Model, search: Search, now: float) -> Idle | flo
             continue
         if each.free_at <= now:
             return each
-        later = each.free_at
+        later = soon
     return later
 
 
@@ -95,8 +100,8 @@ def _list_idle(state: State, asker: Model, now: float) -> Iterator[Idle]:
                 life=life.key,
                 reload_seconds=seconds if ready else 0.0,
                 idle_since=max(state.demands.asked_at(name, now), replica.since),
-                # (one that goes by itself before is free then)
-                free_at=min(replica.since + RESIDENCY_SECONDS, state.idle_at(model, life, now)) if ready else now,
+                free_at=replica.since + RESIDENCY_SECONDS if ready else now,
+                gone_at=state.idle_at(model, life, now),
             )
 
 

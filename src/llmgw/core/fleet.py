@@ -111,7 +111,7 @@ class Fleet:
             life.launched_at for life in roster.of(name) if life.launched_at is not None and roster.is_desired(life)
         ]
         began_at = min(launched) if launched else max(state.retry_at.get(name, now), now)
-        left = began_at + usual - now
+        left = min(began_at + usual - now, LONGEST_RETRY_AFTER_SECONDS)
         # A load that is late already says nothing of when it will be done.
         return min(max(math.ceil(left if left > 0 else USUAL_LOAD_SECONDS), 1), LONGEST_RETRY_AFTER_SECONDS)
 

@@ -28,7 +28,8 @@ def change_catalog(state: State, event: CatalogChanged, now: float) -> None:
             state.demands.forget(name)
             for known in (state.review_at, state.sizes, state.told, state.reserved_until):
                 known.pop(name, None)
-            state.roster.release(name)
+            if state.roster.release(name):
+                state.plan_waiting()
             for life in list(state.roster.of(name)):
                 _dismiss(state, life, "its model was removed", now)
         elif not is_same_launch(model, written):
@@ -41,7 +42,8 @@ def change_catalog(state: State, event: CatalogChanged, now: float) -> None:
 
 def _prove_what_serves(state: State, model: Model) -> None:
     """Where nothing is known to have served for longer, what serves at this moment is what to return to."""
-    if state.catalog.named(model.name) in (None, model) or state.rolls.proven(model.name) is not None:
+    written = state.catalog.named(model.name)
+    if written is None or is_same_launch(model, written) or state.rolls.proven(model.name) is not None:
         return
     for life in state.roster.of(model.name):
         proven = state.rolls.note_proven(life.replica.shard) if life.replica.state is ShardState.READY else None

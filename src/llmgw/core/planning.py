@@ -11,6 +11,7 @@ from llmgw.core.model import Model
 from llmgw.core.placement import Placement, Rejected, Verdict
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import ShardState
+from llmgw.core.roster import Life
 from llmgw.core.searching import Search
 from llmgw.core.state import FEW, State, few
 from llmgw.core.trace import Decision
@@ -57,9 +58,7 @@ def _plan(state: State, model: Model, now: float) -> None:
     # One that is still stopping counts against the most there may be: its memory is in use, even where the profile
     # books none. Its end plans this model again, or a time by which anything has ended.
     most = max(model.scaling.max, want) + (1 if crew.moving else 0)
-    # (what still answers somebody may take minutes, and is not waited for)
-    ending = [life for life in crew.going if life.replica.draining is None or not state.is_busy(life)]
-    room = most - len(crew.steady) - len(crew.moving) - len(ending)
+    room = most - len(crew.steady) - len(crew.moving) - sum(_is_waited_for(state, life) for life in crew.going)
     for _ in range(min(asked, room)):
         if not _place(state, model, crew, now, missing=missing > 0, pending=pending):
             return
@@ -102,6 +101,13 @@ def _place(state: State, model: Model, crew: crews.Crew, now: float, *, missing:
     return False
 
 
+def _is_waited_for(state: State, life: Life) -> bool:
+    """It is about to end, where another may be. What still answers somebody may take minutes."""
+    if any(map(state.roster.is_draining, life.replica.nodes)):
+        return False
+    return life.replica.draining is None or not state.is_busy(life)
+
+
 def _give_back_room(state: State, model: Model) -> None:
     state.reserved_until.pop(model.name, None)
     if state.roster.release(model.name):
@@ -115,6 +121,9 @@ def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: 
         crews.give_up(state, crew.lost.pop(0), now)
     starting.start(state, model, found, now)
     _give_back_room(state, model)
+    if model is not state.launched(model.name):
+        # One that stands in makes none of the others needless.
+        return
     for life in [life for life in crew.moving if crews.is_no_loss(state, life)][:1]:
         # It does not serve yet, and would only have to go again.
         crew.moving.remove(life)

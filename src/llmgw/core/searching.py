@@ -6,14 +6,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from llmgw.core.costs import OFTEN
-from llmgw.core.filters import Need, find_reason, is_blind
-from llmgw.core.hosts import Host, Standing
+from llmgw.core.filters import Need, find_reason, find_reasons, is_blind, needs_gb
+from llmgw.core.hosts import CRUMB_GB, Host, Standing
 from llmgw.core.model import Model, with_launch
 from llmgw.core.node import NodeId
 from llmgw.core.placement import Placement, Verdict, by_priority, place
+from llmgw.core.rejection import Reason
 from llmgw.core.rolling import is_same_launch
 from llmgw.core.roster import LifeKey
 from llmgw.core.state import State
+
+# What another replica's end may mend.
+ROOM = frozenset({Reason.NOT_ENOUGH_GPUS, Reason.NOT_ENOUGH_GPU_MEMORY, Reason.NOT_ENOUGH_MEMORY})
 
 # What backs off for longer is not waited for.
 SOON_SECONDS = 60.0
@@ -22,7 +26,7 @@ SOON_SECONDS = 60.0
 class Search:
     """The looks at the nodes that one turn of one model may take; each of them costs a placement."""
 
-    __slots__ = ("_backing_off", "_failed", "_filled", "_hosts", "_model", "_now", "_state")
+    __slots__ = ("_backing_off", "_failed", "_filled", "_fit", "_hosts", "_model", "_needs", "_now", "_state")
 
     def __init__(self, state: State, model: Model, now: float) -> None:
         self._state = state
@@ -32,6 +36,9 @@ class Search:
         self._backing_off = state.backing_off(model.name)
         self._failed = state.failed(model.name, now)
         self._hosts = state.roster.hosts_for(model.name)
+        self._needs: list[Need] | None = None
+        # of a profile and a fabric, the nodes that would do
+        self._fit: dict[tuple[str, str], set[NodeId]] = {}
 
     def find(self) -> Verdict:
         """Where it can go now."""
@@ -69,10 +76,30 @@ class Search:
         return isinstance(self._place(self._filled, back, soon), Placement)
 
     def could_fit_on(self, node: NodeId, gone: LifeKey) -> bool:
-        """Whether nothing speaks against this node once that has ended: enough for a replica on one node, and a first
-        look for others. It costs little."""
-        host = self._state.roster.host_for(self._model.name, node, gone)
-        return any(find_reason(need, host) is None for need in self._list_needs())
+        """Whether nothing speaks against this node once that has ended, nor for several nodes against enough others. It
+        costs little, and tells nearly all."""
+        roster = self._state.roster
+        here = roster.host(roster.members[node])
+        shard = roster.lives[gone].replica.shard
+        # (launched by an agent that knew of no GPUs, it may be on any)
+        given = tuple(here.booked) if shard.gpus is None and shard.profile.gpus else shard.gpus or ()
+        hopeful = [need for need in self._list_needs() if _may_come(need, here, given)]
+        if not hopeful:
+            return False
+        host = roster.host_for(self._model.name, node, gone)
+        return any(find_reason(need, host) is None and self._has_company(need, host) for need in hopeful)
+
+    def _has_company(self, need: Need, host: Host) -> bool:
+        """Whether enough others of one of its fabrics would do besides."""
+        others = need.profile.nodes - 1
+        return not others or any(len(self._list_fit(need, fabric) - {host.id}) >= others for fabric in host.fabrics)
+
+    def _list_fit(self, need: Need, fabric: str) -> set[NodeId]:
+        key = (need.profile.name, fabric)
+        if key not in self._fit:
+            there = (host for host in self._hosts if fabric in host.fabrics)
+            self._fit[key] = {host.id for host in there if find_reason(need, host) is None}
+        return self._fit[key]
 
     @property
     def has_failed_often(self) -> bool:
@@ -80,18 +107,20 @@ class Search:
         return sum(self._failed.values()) >= OFTEN
 
     def _list_needs(self) -> list[Need]:
-        blind = is_blind(self._hosts)
-        return [
-            Need(
-                model=self._filled,
-                profile=profile,
-                backing_off=self._backing_off,
-                now=self._now,
-                blind=blind,
-                failed=self._failed,
-            )
-            for profile in by_priority(self._filled)
-        ]
+        if self._needs is None:
+            blind = is_blind(self._hosts)
+            self._needs = [
+                Need(
+                    model=self._filled,
+                    profile=profile,
+                    backing_off=self._backing_off,
+                    now=self._now,
+                    blind=blind,
+                    failed=self._failed,
+                )
+                for profile in by_priority(self._filled)
+            ]
+        return self._needs
 
     def _is_place(self, hosts: Sequence[Host]) -> bool:
         return isinstance(self._place(self._filled, hosts), Placement)
@@ -99,6 +128,16 @@ class Search:
     def _place(self, model: Model, hosts: Sequence[Host], backing_off: dict[NodeId, float] | None = None) -> Verdict:
         off = self._backing_off if backing_off is None else backing_off
         return place(model, hosts, off, self._now, failed=self._failed)
+
+
+def _may_come(need: Need, host: Host, given: Sequence[str]) -> bool:
+    """Whether these GPUs, and memory, could be all that is missing here: a look that makes no other host."""
+    if not ROOM.issuperset(find_reasons(need, host)):
+        return False
+    free = max((bits.bit_count() for bits in host.classes.values()), default=0)
+    if free + len(given) < need.gpus:
+        return False
+    return not need.gpus or any(needs_gb(need, gpu) <= gpu.memory_gb + CRUMB_GB for gpu in host.node.gpus or ())
 
 
 def _is_silent(host: Host) -> bool:

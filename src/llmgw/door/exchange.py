@@ -444,7 +444,8 @@ def _report_failure(request: Request, route: Route, failure: Failure) -> Generat
         yield Refuse(Refusal(status=504, code="engine_timeout", message=message))
         return None
     if failure.unreachable:
-        message = f"The model {request.model} can't be reached now: {failure.reason}."
+        # (the reason names the node, and is in the log)
+        message = f"The model {request.model} can't be reached now; try again in 5 s."
         refusal = Refusal(status=503, code=UNREACHABLE, message=message, retry_after=5)
     else:
         message = f"The engine failed before it answered: {failure.reason}."

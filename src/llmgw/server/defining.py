@@ -46,7 +46,11 @@ class ModelStore(Protocol):
         ...
 
     async def remove(self, name: ModelName) -> bool:
-        """Whether there was one."""
+        """Whether there was one. What became of its definitions, and its hold, stay."""
+        ...
+
+    async def forget(self, name: ModelName) -> bool:
+        """The same, and these go with it: all of it or nothing."""
         ...
 
 
@@ -209,7 +213,7 @@ class Defining:
         }
 
     async def remove(self, name: str) -> Removed:
-        """Forget a model that was added."""
+        """Forget a model that was added, with its history and its hold where server.yaml does not declare it too."""
         async with self._acting:
             place = self.places().get(name)
             if place is not None and self.find_stored(name) is None:
@@ -217,10 +221,14 @@ class Defining:
                 raise Refused(message, status=409, code="declared_model")
 
             async def forget() -> bool:
-                # The store is asked in any case: it may keep one that this version can't read.
-                was_there = await self._store.remove(ModelName(name))
-                if was_there and place is None:
-                    await self._histories.forget(ModelName(name))
+                # The store is asked in any case: it may keep one that this version can't read. And it may have
+                # forgotten one before, when the answer got lost, that the fleet still has.
+                was_known = self.find_stored(name) is not None
+                if place is not None:
+                    return await self._store.remove(ModelName(name)) or was_known
+                was_there = await self._store.forget(ModelName(name)) or was_known
+                if was_there:
+                    self._histories.forget(ModelName(name))
                 return was_there
 
             if not await self._act(forget):
@@ -319,6 +327,10 @@ class Defining:
                 if not source.startswith("/") and ":" not in source and source.endswith(suffixes):
                     message = f"{source!r} is no whole path; write the one that the file has on the nodes"
                     yield Problem(key=key, message=message, where=definition.places[key])
+
+    def tell_unknown(self, name: str) -> str | None:
+        """That there is no model of that name, alias or adapter, and which may be meant; None where there is."""
+        return None if self._scheduler.fleet.catalog.resolve(name) is not None else self._unknown(name).message
 
     def _unknown(self, name: str) -> Refused:
         catalog = self._scheduler.fleet.catalog

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from llmgw.admin.views import DecisionView, ExplanationView
 from llmgw.core.crews import STOPPING_SECONDS
@@ -15,18 +16,65 @@ from llmgw.core.model import Model, ModelName, launch_facts
 from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, NodeStatistics
 from llmgw.core.placement import NOBODY, Explanation, Placement, Rejected, explain, place
-from llmgw.core.replica import Replica, ReplicaId, ShardState, replica_id
+from llmgw.core.replica import ReplicaId, ShardState, booked_gb_of, replica_id
+from llmgw.core.searching import SOON_SECONDS
 from llmgw.core.trace import Decision
 from llmgw.server.looking import view_replicas
 from llmgw.units import format_duration
 
 
-def explain_model(fleet: Fleet, model: Model, explanation: Explanation, now: float) -> ExplanationView:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """A model as it is launched, and as it is ``filled`` with what was measured; the nodes as it finds them, and what
+    else the answer depends on (``placement.explain``). ``serves``: a replica of it does."""
+
+    model: Model
+    filled: Model
+    hosts: Sequence[Host]
+    now: float
+    backing_off: Mapping[NodeId, float] = field(default_factory=dict)
+    failed: Mapping[NodeId, int] = field(default_factory=dict)
+    away: Mapping[NodeId, Standing] = field(default_factory=dict)
+    serves: bool = False
+
+    def explain(self) -> Answer:
+        """As the fleet looks for a place: by what is written alone where what was measured leaves none, nothing of the
+        model serves, and there is nothing that will be over in a moment."""
+        found = self._explain(self.filled)
+        if found.placement is not None or self.filled is self.model or self.serves or self._fits_soon():
+            return Answer(explanation=found)
+        unfilled = self._explain(self.model)
+        return Answer(explanation=found, unfilled=unfilled if unfilled.placement is not None else None)
+
+    def _explain(self, model: Model) -> Explanation:
+        return explain(model, self.hosts, self.backing_off, self.now, failed=self.failed, away=self.away)
+
+    def _fits_soon(self) -> bool:
+        """(``core.searching`` looks in the same way.)"""
+        soon = {node: until for node, until in self.backing_off.items() if until > self.now + SOON_SECONDS}
+        back = [
+            replace(host, standing=Standing.READY) if host.standing is Standing.SILENT else host for host in self.hosts
+        ]
+        return isinstance(place(self.filled, back, soon, self.now, failed=self.failed), Placement)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """``unfilled`` is what holds in its place where no idle replica makes way."""
+
+    explanation: Explanation
+    unfilled: Explanation | None = None
+
+
+def explain_model(fleet: Fleet, model: Model, answer: Answer, now: float) -> ExplanationView:
     """Of a model that there is."""
+    explanation, evicts, makes_way = answer.explanation, *_find_eviction(fleet, model, answer.explanation, now)
+    unfilled = answer.unfilled if not makes_way else None
     return ExplanationView(
-        explanation=explanation,
+        explanation=explanation if unfilled is None else unfilled,
+        unfilled=unfilled is not None,
         numbers=fleet.figures(model),
-        evicts=_tell_eviction(fleet, model, explanation, now),
+        evicts=evicts if unfilled is None else None,
         wanted=fleet.wanted(model, now),
         most=model.scaling.max,
         replicas=tuple(each for each in view_replicas(fleet.statistics(), now) if each.model == model.name),
@@ -35,15 +83,16 @@ def explain_model(fleet: Fleet, model: Model, explanation: Explanation, now: flo
     )
 
 
-def _tell_eviction(fleet: Fleet, model: Model, explanation: Explanation, now: float) -> str | None:
+def _find_eviction(fleet: Fleet, model: Model, explanation: Explanation, now: float) -> tuple[str | None, bool]:
+    """Which idle replica makes way for it, or when one will; and whether that is now."""
     if explanation.placement is not None:
-        return None
+        return None, False
     found = fleet.would_evict(model, now)
     if not isinstance(found, float):
-        return f"{found} is idle, and would make way for it"
+        return f"{found} is idle, and would make way for it", True
     if found == math.inf:
-        return None
-    return f"an idle replica may make way for it in {format_duration(math.ceil(found - now))}"
+        return None, False
+    return f"an idle replica may make way for it in {format_duration(math.ceil(found - now))}", False
 
 
 def explain_written(
@@ -51,32 +100,40 @@ def explain_written(
     fleet: FleetStatistics,
     now: float,
     *,
+    filled: Mapping[ModelName, Model] = MappingProxyType({}),
     away: Mapping[NodeId, Standing] = NOBODY,
     held_up: str | None = None,
 ) -> tuple[ExplanationView, ...]:
     """Of models that are only written, as if they stood in the catalog, in the place of those of their names that there
     are: what they would not launch themselves has stopped, and what failed before is forgotten. Each of them comes
-    after those before it have got the replicas that they ask for."""
+    after those before it have got the replicas that they ask for. ``filled``: these with what was measured."""
     stops = {model.name: _find_stops(model, fleet) for model in models}
     gone = frozenset[ReplicaId]().union(*stops.values())
-    hosts = {each.node.id: _without(each, gone, now) for each in fleet.nodes}
+    own = frozenset(model.name for model in models)
+    hosts = {each.node.id: _without(each, gone, _free_reserved(_see(each, now), own, fleet)) for each in fleet.nodes}
     running = view_replicas(fleet, now)
     views: list[ExplanationView] = []
     for model in models:
-        explanation = explain(model, list(hosts.values()), {}, now, away=away)
         theirs = tuple(each for each in running if each.model == model.name)
         taken = {each.replica for each in theirs if each.replica not in gone and each.state != ShardState.ENDED}
         missing = max(model.scaling.min - len(taken), 0)
+        by = filled.get(model.name, model)
+        serves = any(each.replica in taken and each.state == ShardState.READY for each in theirs)
+        answer = Question(
+            model=model, filled=by, hosts=list(hosts.values()), now=now, away=away, serves=serves
+        ).explain()
+        explanation = answer.unfilled or answer.explanation
         views.append(
             ExplanationView(
                 explanation=explanation,
+                unfilled=answer.unfilled is not None,
                 wanted=model.scaling.min,
                 most=model.scaling.max,
                 what_if=True,
                 replicas=theirs,
                 stops=tuple(sorted(stops[model.name])),
                 missing=missing,
-                places=_fill(hosts, model, explanation.placement, missing, taken),
+                places=_fill(hosts, by if answer.unfilled is None else model, explanation.placement, missing, taken),
                 held_up=held_up,
             )
         )
@@ -113,9 +170,39 @@ def _book(hosts: dict[NodeId, Host], name: ModelName, placement: Placement, repl
         )
 
 
-def see_hosts(fleet: FleetStatistics, now: float) -> list[Host]:
-    """The nodes as placement sees them, with what is on its way out told as such."""
-    return [_see(each, now) for each in fleet.nodes]
+def see_hosts(fleet: FleetStatistics, model: ModelName, now: float) -> list[Host]:
+    """The nodes as this model finds them, with what is on its way out told as such."""
+    return [_free_reserved(_see(each, now), {model}, fleet) for each in fleet.nodes]
+
+
+def is_served(fleet: FleetStatistics, name: ModelName) -> bool:
+    """Whether a replica of it can answer requests."""
+    lost = {each.node.id for each in fleet.nodes if each.lost_at is not None}
+    return any(
+        replica.state is ShardState.READY and not lost.intersection(replica.nodes)
+        for each in fleet.models
+        if each.model.name == name
+        for replica in each.replicas
+    )
+
+
+def _free_reserved(host: Host, names: Collection[ModelName], fleet: FleetStatistics) -> Host:
+    """The node with the room that is kept for these models free."""
+    own = [
+        shard
+        for name, shards in fleet.reserved.items()
+        if name in names
+        for shard in shards
+        if shard.spec.node == host.id
+    ]
+    if not own:
+        return host
+    kept = {(uuid, shard.spec.replica) for shard in own for uuid in shard.spec.gpus or ()}
+    return replace(
+        host,
+        booked_gb=host.booked_gb - sum(map(booked_gb_of, own)),
+        booked={uuid: replica for uuid, replica in host.booked.items() if (uuid, replica) not in kept},
+    )
 
 
 def _see(each: NodeStatistics, now: float) -> Host:
@@ -126,7 +213,7 @@ def _see(each: NodeStatistics, now: float) -> Host:
             stopping = shard.state is ShardState.STOPPING and now < shard.since + STOPPING_SECONDS
             going = stopping or replica.draining is not None
             if shard.spec.node == each.node.id and going:
-                leaving[replica.id] = leaving.get(replica.id, 0.0) + (shard.spec.profile.min_memory_gb or 0.0)
+                leaving[replica.id] = leaving.get(replica.id, 0.0) + booked_gb_of(shard)
     return replace(each.host, leaving=leaving) if leaving else each.host
 
 
@@ -166,23 +253,24 @@ def _find_stops(model: Model, fleet: FleetStatistics) -> frozenset[ReplicaId]:
     )
 
 
-def _without(each: NodeStatistics, stopped: frozenset[ReplicaId], now: float) -> Host:
+def _without(each: NodeStatistics, stopped: frozenset[ReplicaId], host: Host) -> Host:
     """The node, once these have stopped and given back what was booked for them."""
-    gone = [replica for replica in each.replicas if replica.id in stopped and _is_booked(replica, each)]
-    host = _see(each, now)
+    gone = [
+        (replica, shard)
+        for replica in each.replicas
+        if replica.id in stopped
+        for shard in replica.shards
+        if shard.spec.node == each.node.id and shard.state is not ShardState.ENDED
+    ]
     if not gone:
         return host
     counts = dict(host.replicas)
-    for replica in gone:
+    for replica, _ in gone:
         counts[replica.model] = counts.get(replica.model, 0) - 1
     return replace(
         host,
-        booked_gb=host.booked_gb - sum(replica.shard.profile.min_memory_gb or 0.0 for replica in gone),
+        booked_gb=host.booked_gb - sum(booked_gb_of(shard) for _, shard in gone),
         booked={uuid: replica for uuid, replica in host.booked.items() if replica not in stopped},
         leaving={replica: gb for replica, gb in host.leaving.items() if replica not in stopped},
         replicas={name: count for name, count in counts.items() if count > 0},
     )
-
-
-def _is_booked(replica: Replica, each: NodeStatistics) -> bool:
-    return any(shard.spec.node == each.node.id and shard.state is not ShardState.ENDED for shard in replica.shards)

@@ -26,6 +26,7 @@ from llmgw.engines.registry import Engine
 from llmgw.engines.types import RequestRules
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
+from llmgw.server.shortage import tell_shortage
 from llmgw.server.traffic import Flight, Traffic
 from llmgw.units import printable
 
@@ -324,18 +325,15 @@ class FleetGateway:
             message = f"The model {model.name} is configured and deliberately not running (scaling.max is 0)."
             return Refusal(status=503, code="model_not_running", message=message)
         seconds = self._retry_after(model)
-        out_of_reach = self._out_of_reach(model)
-        if out_of_reach:
-            message = (
-                f"The model {model.name} can't be reached now: there is no connection to {', '.join(out_of_reach)}."
-            )
+        if self._out_of_reach(model):
+            # What nodes there are, and what else runs there, is the operator's business.
+            message = f"The model {model.name} can't be reached now; try again in {seconds} s."
             return Refusal(status=503, code="model_unreachable", message=message, retry_after=seconds)
         message = f"The model {model.name} is loading; try again in {seconds} s."
         verdict = self._fleet.verdict(model.name)
         if isinstance(verdict, Rejected):
-            # What nodes there are, and what else runs there, is the operator's business.
-            reasons = verdict.counted() or "there is no node"
-            message = f"The model {model.name} can't be placed now ({reasons}); try again in {seconds} s."
+            why = tell_shortage(verdict.reasons())
+            message = f"The model {model.name} can't be placed now: {why}; try again in {seconds} s."
         return Refusal(status=503, code="model_loading", message=message, retry_after=seconds)
 
     def pages(self) -> str | None:

@@ -41,10 +41,6 @@ class HistoryStore(Protocol):
         """Note what became of it; an empty outcome: nothing is known of that."""
         ...
 
-    async def remove(self, name: ModelName) -> None:
-        """Forget all of a model."""
-        ...
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Current:
@@ -201,9 +197,8 @@ class Histories:
         _set(self._newest, name, next(iter(entries), None))
         _set(self._proven, name, next((each for each in entries if each.outcome == PROVEN), None))
 
-    async def forget(self, name: ModelName) -> None:
-        """The model is gone."""
-        await self._store.remove(name)
+    def forget(self, name: ModelName) -> None:
+        """The model is gone, and the store has nothing of it any more."""
         self._newest.pop(name, None)
         self._proven.pop(name, None)
 

@@ -10,7 +10,7 @@ from typing import Protocol
 import trio
 
 from llmgw.admin.management import Refused
-from llmgw.admin.views import LoadBegun, Stopped
+from llmgw.admin.views import LoadBegun, Removed, Stopped
 from llmgw.core.events import ModelCalled, ModelsHeld, ReplicaRecalled
 from llmgw.core.model import Model, ModelName
 from llmgw.core.replica import Replica, ShardState
@@ -53,11 +53,17 @@ class Holding:
         self._defining = defining
         self._histories = histories
         self._wall = wall
+        # as the fleet knows it: of what the store has done nothing is left to be read, which may fail
+        self._held: set[ModelName] = set()
         self._acting = trio.Lock()
 
-    async def tell(self) -> None:
-        """Tell the fleet what is held: at the start, before it may place anything."""
-        await self._scheduler.post(ModelsHeld(models=frozenset(await self._store.list())))
+    async def begin(self) -> None:
+        """Tell the fleet what an earlier server has held: at the start, before it may place anything."""
+        self._held = set(await self._store.list())
+        await self._tell()
+
+    async def _tell(self) -> None:
+        await self._scheduler.settle(ModelsHeld(models=frozenset(self._held)))
 
     async def stop(self, name: str) -> Stopped:
         """Hold the model of that name or alias at zero, or replace the replica of that id."""
@@ -83,38 +89,52 @@ class Holding:
 
         async def act() -> tuple[bool, bool]:
             retried = await self._defining.note(lambda: self._histories.excuse(model.name))
-            held = await self._store.remove(model.name)
-            if held:
-                await self.tell()
+            # (the store may have ended it before, when the answer got lost)
+            held = await self._store.remove(model.name) or model.name in self._held
+            self._held.discard(model.name)
+            await self._tell()
             await self._scheduler.settle(ModelCalled(model=model.name))
             return held, retried
 
         async with self._acting:
             held, retried = await carry_through(act)
-        wanted = self._scheduler.fleet.wanted(model, trio.current_time())
-        return LoadBegun(model=model.name, held=held, retried=retried, running=self._running(model.name), wanted=wanted)
+        return LoadBegun(
+            model=model.name,
+            held=held,
+            retried=retried,
+            running=self._running(model.name),
+            serving=tuple(replica.id for replica in self._scheduler.fleet.ready(model.name)),
+            wanted=self._scheduler.fleet.wanted(model, trio.current_time()),
+        )
 
-    async def forget(self, name: str) -> None:
-        """The model was removed."""
+    async def remove(self, name: str) -> Removed:
+        """Forget a model that was added, and that it was stopped."""
 
-        async def act() -> None:
-            if await self._store.remove(ModelName(name)):
-                await self.tell()
+        async def act() -> Removed:
+            removed = await self._defining.remove(name)
+            if removed.declared is None:
+                self._held.discard(ModelName(name))
+                # Behind the word that it is gone: the other way round it would be started for a moment.
+                await self._tell()
+            return removed
 
         async with self._acting:
-            await carry_through(act)
+            return await carry_through(act)
 
     async def _hold(self, model: Model) -> Stopped:
-        running = self._running(model.name)
+        name, running = model.name, self._running(model.name)
 
         async def act() -> bool:
-            is_new = await self._store.add(model.name, self._wall())
-            await self.tell()
+            is_new = await self._store.add(name, self._wall()) or name not in self._held
+            self._held.add(name)
+            await self._tell()
             return is_new
 
         async with self._acting:
+            # (it may have been removed while this waited)
+            self._defining.find_model(name)
             is_new = await carry_through(act)
-        return Stopped(model=model.name, running=running, already=not is_new)
+        return Stopped(model=name, running=running, already=not is_new)
 
     async def _recall(self, replica: Replica) -> Stopped:
         if replica.state is ShardState.ENDED:

@@ -1,4 +1,4 @@
-"""What a later server is to know of this one's fleet: handed to whoever stores it, in order, and never waited for."""
+"""What a later server is to know of this one's fleet: handed to whoever stores it, and never waited for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ LONGEST_PAUSE_SECONDS = 300.0
 # For what is left when the server stops.
 LAST_SECONDS = 2.0
 
-Kept = Proven | Reverted | Learn
+Outcome = Proven | Reverted
+Kept = Outcome | Learn
 
 
 class Keeper(Protocol):
@@ -43,29 +44,32 @@ class Keeper(Protocol):
 
 
 class Keeping:
-    """Hands over, one after another. What became of a definition is offered until it is taken; a fact only once."""
+    """Hands over, one at a time. What became of a definition is offered in its order until it is taken; a fact only
+    once, and after that: a thousand of them would keep it waiting for hours where the store hangs."""
 
     def __init__(self, keeper: Keeper, *, most: int = MOST_WAITING) -> None:
         self._keeper = keeper
         self._most = most
-        self._waiting: deque[Kept] = deque()
+        self._outcomes: deque[Outcome] = deque()
+        self._facts: deque[Learn] = deque()
         self._come = trio.Event()
 
     def keep(self, what: Kept) -> None:
         """A plain call of the scheduler's. Past the bound the oldest fact gives way, and what is new where there is
         none: the next launch shows it again, and a definition that has failed fails again."""
-        if len(self._waiting) >= self._most and not self._make_room(what):
+        if len(self._outcomes) + len(self._facts) >= self._most and not self._make_room():
             log.error("too much waits for the store: %s is not kept", _describe(what))
             return
-        self._waiting.append(what)
+        if isinstance(what, Learn):
+            self._facts.append(what)
+        else:
+            self._outcomes.append(what)
         self._come.set()
 
-    def _make_room(self, what: Kept) -> bool:
-        fact = next((each for each in self._waiting if isinstance(each, Learn)), None)
-        if fact is None:
+    def _make_room(self) -> bool:
+        if not self._facts:
             return False
-        log.warning("too much waits for the store: %s is not kept", _describe(fact))
-        self._waiting.remove(fact)
+        log.warning("too much waits for the store: %s is not kept", _describe(self._facts.popleft()))
         return True
 
     async def serve(self) -> None:
@@ -86,14 +90,13 @@ class Keeping:
 
     async def _hand_over(self) -> bool:
         """All that waits; False where the store can't take what is now the first."""
-        while self._waiting:
-            what = self._waiting[0]
-            taken = await self._offer(what)
-            if not taken and not isinstance(what, Learn):
+        while self._outcomes or self._facts:
+            if not self._outcomes:
+                await self._offer(self._facts.popleft())
+            elif await self._offer(self._outcomes[0]):
+                self._outcomes.popleft()
+            else:
                 return False
-            # (it may have given way to another meanwhile)
-            if self._waiting and self._waiting[0] is what:
-                self._waiting.popleft()
         return True
 
     async def _offer(self, what: Kept) -> bool:

@@ -17,6 +17,7 @@ from llmgw.admin.views import (
     EventsView,
     EventView,
     ExplanationView,
+    FactsView,
     HistoryView,
     LoadBegun,
     ModelDetail,
@@ -37,13 +38,23 @@ from llmgw.admin.views import (
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics
-from llmgw.core.placement import Explanation, Rejected, explain
+from llmgw.core.placement import Rejected
 from llmgw.core.replica import ReplicaId
 from llmgw.engines.registry import Found
 from llmgw.server.chronicle import Happened
 from llmgw.server.defining import Defining
-from llmgw.server.explaining import explain_model, explain_written, find_away, see_hosts, view_decisions
+from llmgw.server.explaining import (
+    Answer,
+    Question,
+    explain_model,
+    explain_written,
+    find_away,
+    is_served,
+    see_hosts,
+    view_decisions,
+)
 from llmgw.server.holding import Holding
+from llmgw.server.learning import Learning
 from llmgw.server.looking import (
     away_nodes,
     concerns_of_store,
@@ -124,6 +135,7 @@ class Manage:
         marking: Marking,
         holding: Holding,
         returning: Returning,
+        learning: Learning,
         skews: Mapping[NodeId, float],
         describe_store: Callable[[], StoreView],
         check_tools: Callable[[Model, str | None], Awaitable[ToolsChecked]],
@@ -139,6 +151,7 @@ class Manage:
         self._marking = marking
         self._holding = holding
         self._returning = returning
+        self._learning = learning
         self._skews = skews
         self._describe_store = describe_store
         self._check_tools = check_tools
@@ -207,8 +220,17 @@ class Manage:
         picture = fleet.statistics(now)
         away = find_away(picture, self._marking.seen())
 
-        def explain_now() -> Explanation:
-            return explain(filled, see_hosts(picture, now), backing_off, now, failed=failed, away=away)
+        def explain_now() -> Answer:
+            return Question(
+                model=model,
+                filled=filled,
+                hosts=see_hosts(picture, model.name, now),
+                now=now,
+                backing_off=backing_off,
+                failed=failed,
+                away=away,
+                serves=is_served(picture, model.name),
+            ).explain()
 
         # With many nodes it takes longer than a turn may.
         return explain_model(fleet, model, await trio.to_thread.run_sync(explain_now), now)
@@ -218,11 +240,17 @@ class Manage:
         now = self._clock()
         fleet, held_up = self._scheduler.fleet.statistics(now), self._scheduler.fleet.held_up(now)
         away = find_away(fleet, self._marking.seen())
-        models = [self._scheduler.fleet.filled(definition.model) for definition in definitions]
-        return await trio.to_thread.run_sync(lambda: explain_written(models, fleet, now, away=away, held_up=held_up))
+        models = [definition.model for definition in definitions]
+        filled = {model.name: self._scheduler.fleet.filled(model) for model in models}
+        return await trio.to_thread.run_sync(
+            lambda: explain_written(models, fleet, now, filled=filled, away=away, held_up=held_up)
+        )
 
     def decisions(self) -> tuple[DecisionView, ...]:
         return view_decisions(self._scheduler.fleet.trace, self._clock())
+
+    async def facts(self, name: str) -> FactsView:
+        return await self._learning.show(name)
 
     async def history(self, name: str) -> HistoryView:
         return await self._returning.history(name)
@@ -236,15 +264,27 @@ class Manage:
         about = meant.name if meant is not None else None if model is None else ModelName(model)
         of = None if node is None else NodeId(node)
         found = chronicle.since(after, model=about, node=of)
-        missed = found.missed
+        missed, unknown = found.missed, self._list_unknown(model, node)
         with trio.move_on_after(min(max(wait_seconds, 0.0), MAX_WAIT_SECONDS)):
             while not found.happened:
                 await chronicle.wait(found.last)
                 found = chronicle.since(found.last, model=about, node=of)
                 missed += found.missed
         return EventsView(
-            events=tuple(map(_view_event, found.happened)), last=found.last, began=chronicle.began, missed=missed
+            events=tuple(map(_view_event, found.happened)),
+            last=found.last,
+            began=chronicle.began,
+            missed=missed,
+            unknown=unknown,
         )
+
+    def _list_unknown(self, model: str | None, node: str | None) -> tuple[str, ...]:
+        """What is to be said of these names, where there is no such model or node now."""
+        said = (
+            self._defining.tell_unknown(model) if model is not None else None,
+            self._marking.tell_unknown(node) if node is not None else None,
+        )
+        return tuple(each for each in said if each is not None)
 
     async def tool_check(self, name: str, replica: str | None) -> ToolsChecked:
         return await self._check_tools(self._defining.find(name), replica)
@@ -267,10 +307,7 @@ class Manage:
         return await self._defining.add(file, text, replace=replace)
 
     async def remove(self, name: str) -> Removed:
-        removed = await self._defining.remove(name)
-        if removed.declared is None:
-            await self._holding.forget(name)
-        return removed
+        return await self._holding.remove(name)
 
     async def rollback(self, name: str, number: int | None) -> RolledBack:
         return await self._returning.rollback(name, number)
@@ -280,6 +317,9 @@ class Manage:
 
     async def load(self, name: str) -> LoadBegun:
         return await self._holding.load(name)
+
+    async def forget_facts(self, name: str) -> FactsView:
+        return await self._learning.forget(name)
 
     async def reload(self) -> Reloaded:
         return await self._defining.reload()

@@ -239,10 +239,17 @@ class Marking:
         now = trio.current_time()
         return view_brake(self._scheduler.fleet.statistics(now), now)
 
+    def tell_unknown(self, name: str) -> str | None:
+        """That nobody has seen or marked a node of that name, and which may be meant; None where somebody has."""
+        node = NodeId(name)
+        here = any(link.node == node for link in self._links())
+        if node in self.kept or here or _find(self._scheduler.fleet.statistics(), node) is not None:
+            return None
+        return self._unknown(name, connected=False).message
+
     def _check_known(self, node: NodeId) -> None:
         """A mark of a node that nobody has seen or marked is most likely meant for another one."""
-        here = any(link.node == node for link in self._links())
-        if node not in self.kept and not here and _find(self._scheduler.fleet.statistics(), node) is None:
+        if self.tell_unknown(node) is not None:
             raise self._unknown(node, connected=False)
 
     def _view(self, node: NodeId) -> NodeMarks:

@@ -40,6 +40,7 @@ from llmgw.server.defining import Defining, Reread
 from llmgw.server.gateway import locate_by_trunk
 from llmgw.server.history import Histories
 from llmgw.server.holding import Holding
+from llmgw.server.learning import Learning
 from llmgw.server.manage import Manage
 from llmgw.server.marking import Marking
 from llmgw.server.pages import serve_pages
@@ -158,6 +159,7 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             marking=marking,
             holding=holding,
             returning=returning,
+            learning=Learning(half.scheduler, store.facts, defining=defining),
             skews=agents.skews,
             describe_store=functools.partial(_describe_store, store),
             check_tools=tools.check,
@@ -202,7 +204,7 @@ async def _load(scheduler: Scheduler, config: ServerConfig, known: Known) -> Non
         await scheduler.post(_rules(config))
         await scheduler.post(FactsKnown(facts=await known.facts.list()))
         await known.marking.load()
-        await known.holding.tell()
+        await known.holding.begin()
         # What these run is theirs to say, before anything is started in its place.
         until = trio.current_time() + SETTLE_SECONDS
         await scheduler.post(NodesExpected(nodes=known.marking.seen(), until=until))

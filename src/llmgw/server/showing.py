@@ -6,6 +6,7 @@ from llmgw import __version__
 from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import Replica, ShardState
+from llmgw.server.shortage import tell_shortage
 from llmgw.web.snapshot import ModelShown, ModelState, NodeShown, Snapshot
 
 # The nearer to serving, the more a replica says about its model.
@@ -68,9 +69,8 @@ def _judge(each: ModelStatistics, best: Replica | None) -> tuple[ModelState, str
     if best is not None and state is not ShardState.STOPPING:
         return ModelState.LOADING, best.progress or str(state), ()
     if isinstance(each.verdict, Rejected):
-        # Anybody may see this page: `llmgw ctl explain-placement` tells of each node.
-        reasons = each.verdict.counted()
-        return ModelState.FAILED, f"no node can run it: {reasons}" if reasons else "there is no node to run it", ()
+        # Anybody may see this page.
+        return ModelState.FAILED, f"it can't be placed now: {tell_shortage(each.verdict.reasons())}", ()
     return ModelState.STOPPED, None, ()
 
 

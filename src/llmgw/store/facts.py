@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Iterable
 
 from llmgw.core.learned import KEPT, Fact, FactKey
 from llmgw.store.database import Database
@@ -12,6 +13,7 @@ _PUT = "insert or replace into facts values (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _LIST = """
 select source, engine, version, flags, gpu_class, load_seconds, gpu_gb, memory_gb from facts order by at, rowid
 """
+_REMOVE = "delete from facts where (source, engine, version, flags, gpu_class) = (?, ?, ?, ?, ?)"
 _SWEEP = "delete from facts where rowid in (select rowid from facts order by at desc, rowid desc limit -1 offset ?)"
 
 
@@ -29,9 +31,7 @@ class Facts:
 
     async def put(self, fact: Fact, now: float) -> None:
         """Keep it, in place of what was kept under its key; ``now`` in seconds since 1970."""
-        key = fact.key
-        names = (key.source, key.engine, key.version, key.flags, key.gpu_class)
-        row = (*names, fact.load_seconds, fact.gpu_gb, fact.memory_gb, now)
+        row = (*_name(fact.key), fact.load_seconds, fact.gpu_gb, fact.memory_gb, now)
 
         def put(connection: sqlite3.Connection) -> None:
             connection.execute(_PUT, row)
@@ -39,8 +39,17 @@ class Facts:
 
         await self._database.write(put)
 
+    async def remove(self, keys: Iterable[FactKey]) -> None:
+        """Forget what is kept under these, all of it or nothing."""
+        rows = [_name(key) for key in keys]
+        await self._database.write(lambda connection: connection.executemany(_REMOVE, rows))
+
 
 _Row = tuple[str, str, str, str, str, float | None, float | None, float | None]
+
+
+def _name(key: FactKey) -> tuple[str, str, str, str, str]:
+    return key.source, key.engine, key.version, key.flags, key.gpu_class
 
 
 def _read_all(connection: sqlite3.Connection) -> list[_Row]:

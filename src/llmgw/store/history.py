@@ -99,10 +99,6 @@ class History:
         row = (outcome, now if outcome else None, why, name, number)
         await self._database.write(lambda connection: connection.execute(_JUDGE, row))
 
-    async def remove(self, name: ModelName) -> None:
-        """Forget all of a model."""
-        await self._database.write(lambda connection: connection.execute("delete from history where name = ?", (name,)))
-
     async def _read(self, query: str, *values: str) -> tuple[StoredDefinition, ...]:
         def read(connection: sqlite3.Connection) -> list[_Row]:
             return connection.execute(query, values).fetchall()

@@ -45,8 +45,12 @@ class Models:
         await self._database.write(lambda connection: connection.execute(_PUT, row))
 
     async def remove(self, name: ModelName) -> bool:
-        """Whether there was one."""
+        """Whether there was one. Its history and its hold stay: they are another's of that name."""
         return await self._database.write(lambda connection: _remove(connection, name))
+
+    async def forget(self, name: ModelName) -> bool:
+        """Remove it with its history and its hold, or nothing of these; whether there was one."""
+        return await self._database.write(lambda connection: _forget(connection, name))
 
 
 def _read_all(connection: sqlite3.Connection) -> list[tuple[str, str, str, float]]:
@@ -55,6 +59,14 @@ def _read_all(connection: sqlite3.Connection) -> list[tuple[str, str, str, float
 
 def _remove(connection: sqlite3.Connection, name: ModelName) -> bool:
     return connection.execute("delete from models where name = ?", (name,)).rowcount > 0
+
+
+def _forget(connection: sqlite3.Connection, name: ModelName) -> bool:
+    if not _remove(connection, name):
+        return False
+    connection.execute("delete from history where name = ?", (name,))
+    connection.execute("delete from holds where name = ?", (name,))
+    return True
 
 
 def _understand(name: str, model: str, text: str, added_at: float) -> StoredModel | None:

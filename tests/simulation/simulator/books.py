@@ -10,7 +10,7 @@ from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.placement import Placement, place
-from llmgw.core.replica import Replica, ReplicaId, ShardSpec, ShardState, booked_gb_of
+from llmgw.core.replica import Replica, ReplicaId, Shard, ShardSpec, ShardState, booked_gb_of
 
 ON_ITS_WAY_OUT = (ShardState.STOPPING, ShardState.ENDED)
 
@@ -18,7 +18,8 @@ ON_ITS_WAY_OUT = (ShardState.STOPPING, ShardState.ENDED)
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
     """Nodes by id, every epoch of a replica once, and those that requests may go to. ``models`` are as they are
-    written, and ``launched`` as they are launched; ``busy``: there are models that are still to be looked at."""
+    written, and ``launched`` as they are launched; ``reserved`` are shards that have ended and whose room is kept;
+    ``busy``: there are models that are still to be looked at."""
 
     hosts: Mapping[NodeId, Host]
     replicas: tuple[Replica, ...]
@@ -27,6 +28,7 @@ class Books:
     brake: bool
     launched: Mapping[str, Model] = field(default_factory=dict)
     held: Set[ModelName] = frozenset()
+    reserved: Mapping[ModelName, tuple[Shard, ...]] = field(default_factory=dict)
     busy: bool = False
 
     def find(self, name: ReplicaId, epoch: int) -> Replica | None:
@@ -84,6 +86,7 @@ def read_books(fleet: Fleet, now: float) -> Books:
             if (launched := fleet.launched(model.model.name)) is not None
         },
         held=frozenset(model.model.name for model in told.models if model.held),
+        reserved=told.reserved,
         busy=bool(fleet._state.unplanned),
     )
 
@@ -101,18 +104,25 @@ class Reckoning:
         return 0 if model is None else self._fleet.wanted(model, self._now)
 
     def has_room(self, name: ModelName, without: Replica | None = None) -> bool:
-        """Whether one more of this model would find its place, once ``without`` is gone."""
+        """Whether one more of this model would find its place, now or in a moment, once ``without`` is gone: where it
+        is not to be tried again yet, and where a link is down that may be back, counts."""
         model = self._fleet.launched(name)
         if model is None:
             return False
-        hosts = [_without(host, without) for host in self._fleet.hosts()]
-        backing_off, failed = self._fleet.backing_off(name), self._fleet.failed(name, self._now)
-        verdict = place(self._fleet.filled(model), hosts, backing_off, self._now, failed=failed)
-        return isinstance(verdict, Placement)
+        hosts = [_without(_wait_for(host), without) for host in self._fleet._state.roster.hosts_for(name)]
+        return isinstance(place(self._fleet.filled(model), hosts, {}, self._now), Placement)
+
+    def backing_off(self, name: ModelName) -> Mapping[NodeId, float]:
+        """For how many seconds more each node is not tried again."""
+        return {node: until - self._now for node, until in self._fleet.backing_off(name).items()}
 
     def clock(self) -> float:
         """The server's."""
         return self._now
+
+
+def _wait_for(host: Host) -> Host:
+    return replace(host, standing=Standing.READY) if host.standing is Standing.SILENT else host
 
 
 def _without(host: Host, gone: Replica | None) -> Host:

@@ -88,6 +88,7 @@ class Clients:
         self._models: dict[Epoch, ModelName] = {}
         self._drains: dict[Epoch, int] = {}
         self._asked: dict[ModelName, None] = {}
+        self._answered: dict[ModelName, None] = {}
         self._told: dict[ModelName, Figures] = {}
         self._ticking = False
 
@@ -163,7 +164,7 @@ class Clients:
         """All who are connected see that."""
         self._waiting.clear()
         self.in_flight.clear()
-        for known in (self._models, self._drains, self._asked, self._told):
+        for known in (self._models, self._drains, self._asked, self._answered, self._told):
             known.clear()
         for request in [*self.open.values()]:
             request.on = None
@@ -177,7 +178,7 @@ class Clients:
                 if found is None or not self._may_run(found):
                     self._refuse(request, found)
                 elif self._send(request, found):
-                    self._leave(request, asked=True)
+                    self._leave(request, asked=False)
                 elif self._is_hopeless(found):
                     self._refuse(request, found)
 
@@ -201,7 +202,8 @@ class Clients:
         on = request.on = (replica.id, replica.epoch)
         self.in_flight[on] += 1
         self._models[on] = model.name
-        self._note_asked(model.name)
+        self._answered[model.name] = None
+        self._stir()
         node = replica.shard.node
         process = self._find(replica)
         if self._ways.is_cut(node) or not self._machines[node].up:
@@ -262,7 +264,7 @@ class Clients:
         if request.number not in self._waiting:
             return
         if self._send(request, model):
-            self._leave(request, asked=True)
+            self._leave(request, asked=False)
             return
         if self._is_hopeless(model):
             self._refuse(request, model)
@@ -272,17 +274,17 @@ class Clients:
         self._loop.after(seconds, self._give_up, request)
 
     def _leave(self, request: Request, *, asked: bool) -> None:
-        """It waits no longer. ``asked``: it is served or told to come back, and has not just hung up."""
+        """It waits no longer. ``asked``: it is told to come back; it is not served, and has not just hung up."""
         if self._waiting.pop(request.number, None) is None:
             return
         found = self._control.fleet.catalog.resolve(request.model)
         if found is None:
             return
         if asked:
-            self._note_asked(found.name)
+            self._asked[found.name] = None
+            self._stir()
         demand = self._measure(found.name)
         if not demand.waiting and (asked or self._told.get(found.name, NOTHING)[0]):
-            self._asked.pop(found.name, None)
             self._note(demand)
             self._put(demand)
 
@@ -341,10 +343,6 @@ class Clients:
         if self._control.up and life == self._control.lives:
             self._control.handle(event)
 
-    def _note_asked(self, model: ModelName) -> None:
-        self._asked[model] = None
-        self._stir()
-
     def _stir(self) -> None:
         if not self._ticking:
             self._ticking = True
@@ -355,13 +353,13 @@ class Clients:
         if not self._control.up:
             return
         waiting = {found.name: None for each in self._waiting.values() if (found := self._resolve(each)) is not None}
-        for model in {**self._asked, **self._told, **waiting}:
+        for model in {**self._asked, **self._answered, **self._told, **waiting}:
             demand = self._measure(model)
-            if demand.asked or (demand.waiting, demand.in_flight) != self._told.get(model, NOTHING):
-                self._asked.pop(model, None)
+            news = (demand.waiting, demand.in_flight) != self._told.get(model, NOTHING)
+            if demand.asked or demand.answered or news:
                 self._note(demand)
                 self._control.handle(demand)
-        if self._told or self._asked or self._waiting:
+        if self._told or self._asked or self._answered or self._waiting:
             self._stir()
 
     def _resolve(self, request: Request) -> Model | None:
@@ -377,9 +375,14 @@ class Clients:
             waiting=sum(each.model == model for each in self._waiting.values()),
             in_flight={replica: self.in_flight[replica, epoch] for replica, epoch in newest.items()},
             asked=model in self._asked if asked is None else asked,
+            answered=model in self._answered,
         )
 
     def _note(self, demand: Demand) -> None:
+        """It is told now."""
+        self._answered.pop(demand.model, None)
+        if demand.asked:
+            self._asked.pop(demand.model, None)
         if demand.waiting or demand.in_flight:
             self._told[demand.model] = demand.waiting, demand.in_flight
         else:

@@ -30,6 +30,9 @@ from llmgw.core.rolling import defines
 from simulator.books import ON_ITS_WAY_OUT, Books
 from simulator.stage import Ground, Running
 
+# A few replicas, each on node after node that fails at once.
+MOST_LAUNCHES = 80
+
 ShardTry = tuple[NodeId, ShardId, int]
 Epoch = tuple[ReplicaId, int]
 
@@ -42,6 +45,9 @@ class Reckoner(Protocol):
 
     def has_room(self, name: ModelName, without: Replica | None = None) -> bool:
         """Whether one more would find its place, once ``without`` is gone."""
+
+    def backing_off(self, name: ModelName) -> Mapping[NodeId, float]:
+        """For how many seconds more each node is not tried again."""
 
     def clock(self) -> float:
         """The server's."""
@@ -69,7 +75,8 @@ class Move:
     """What the fleet did about one event. ``told`` is what each node was to run before; ``known`` is whatever was ever
     to be launched, or said to run; ``braked``: the brake holds, as the simulation counts the nodes that are lost.
     ``drained_at`` is when each epoch began to serve out its last requests, ``demands`` what the fleet was last told of
-    each model, and ``evicted`` what makes way already, and for whom."""
+    each model, and ``evicted`` what makes way already, and for whom. ``left`` are the GPUs that a model has left for
+    its next replica, and until when it is waited for; ``begun`` is how many shards of each were launched of late."""
 
     event: Event
     effects: list[Effect]
@@ -82,6 +89,8 @@ class Move:
     drained_at: Mapping[Epoch, float] = field(default_factory=dict)
     demands: Mapping[ModelName, Demand] = field(default_factory=dict)
     evicted: Mapping[Epoch, ModelName] = field(default_factory=dict)
+    left: Mapping[str, tuple[ModelName, float]] = field(default_factory=dict)
+    begun: Mapping[ModelName, int] = field(default_factory=dict)
 
     def launches(self) -> list[ShardSpec]:
         """The shards that are to be launched now, and were not before."""
@@ -125,6 +134,12 @@ class Move:
         well = replica.state is ShardState.READY
         return well and not self.before.is_fenced(replica) and not self.after.is_fenced(replica)
 
+    def is_late(self, replica: Replica) -> bool:
+        """The deadline of a drain of its node has come."""
+        marks = (self.state.marks.get(node) for node in replica.nodes)
+        limits = (mark.drain_until for mark in marks if mark is not None and mark.draining)
+        return any(limit is not None and limit <= self.state.now + 1e-3 for limit in limits)
+
     def evictions(self) -> list[tuple[Replica, ModelName]]:
         """Whatever makes way from now on, and for whom."""
         told = (each for each in self.effects if isinstance(each, Announce) and each.what is Happening.EVICTED)
@@ -163,17 +178,19 @@ def no_gpu_is_used_twice(state: State) -> Iterator[str]:
 
 
 def every_booking_has_its_cause(state: State) -> Iterator[str]:
-    """Each GPU and each GB belongs to a life that is alive, or on its way out; and each life has what it takes."""
+    """Each GPU and each GB belongs to a life that is alive, on its way out, or about to be followed by another; and
+    each life has what it takes."""
     if state.books is None:
         return
     gpus: dict[NodeId, dict[str, ReplicaId]] = {node: {} for node in state.books.hosts}
     memory_gb: Counter[NodeId] = Counter()
-    for replica in state.books.replicas:
-        for shard in replica.shards:
-            spec = shard.spec
-            if spec.node in gpus and shard.state is not ShardState.ENDED:
-                gpus[spec.node] |= dict.fromkeys(spec.gpus or (), replica.id)
-                memory_gb[spec.node] += booked_gb_of(shard)  # type: ignore[assignment]
+    alive = [s for each in state.books.replicas for s in each.shards if s.state is not ShardState.ENDED]
+    kept = [shard for shards in state.books.reserved.values() for shard in shards]
+    for shard in (*kept, *alive):
+        spec = shard.spec
+        if spec.node in gpus:
+            gpus[spec.node] |= dict.fromkeys(spec.gpus or (), spec.replica)
+            memory_gb[spec.node] += booked_gb_of(shard)  # type: ignore[assignment]
     for node, host in state.books.hosts.items():
         if dict(host.booked) != gpus[node]:
             yield f"{node} has {dict(host.booked)} booked, and there is cause for {gpus[node]}"
@@ -182,10 +199,15 @@ def every_booking_has_its_cause(state: State) -> Iterator[str]:
 
 
 def no_node_is_booked_beyond_its_memory(state: State) -> Iterator[str]:
-    if state.books is not None:
-        for node, host in state.books.hosts.items():
-            if host.booked_gb > host.node.memory_gb:
-                yield f"{node} has {host.node.memory_gb:g} GB, and {host.booked_gb:g} GB of it are booked"
+    """By what its profiles ask for: nobody knew before what else they would take."""
+    if state.books is None:
+        return
+    asked_gb: dict[NodeId, float] = {}
+    for _, spec in state.books.alive_shards():
+        asked_gb[spec.node] = asked_gb.get(spec.node, 0.0) + (spec.profile.min_memory_gb or 0.0)
+    for node, host in state.books.hosts.items():
+        if asked_gb.get(node, 0.0) > host.node.memory_gb:
+            yield f"{node} has {host.node.memory_gb:g} GB, and {asked_gb[node]:g} GB of it are booked"
 
 
 def no_replica_spans_fabrics(state: State) -> Iterator[str]:
@@ -453,8 +475,10 @@ def groups_of_ranks_are_joined_where_they_can_be(move: Move) -> Iterator[str]:
 
 
 def what_answers_is_stopped_after_its_last_request(move: Move) -> Iterator[str]:
-    """Or after ten minutes."""
+    """Or after ten minutes, or at the deadline of its node's drain."""
     for replica in move.stopped():
+        if move.is_late(replica):
+            continue
         key = (replica.id, replica.epoch)
         name = f"{replica.id} (epoch {replica.epoch})"
         if replica.draining is None:
@@ -475,8 +499,7 @@ def our_own_doing_takes_no_service_down(move: Move) -> Iterator[str]:
         if replica.draining is not None:
             # (that was done before)
             continue
-        marks = (move.state.marks.get(node) for node in replica.nodes)
-        if any(m is not None and m.drain_until is not None and m.drain_until <= move.state.now + 1e-3 for m in marks):
+        if move.is_late(replica):
             continue
         well = [each for each in move.before.ready.get(name, ()) if move._answers(each)]
         serve = len(move.after.ready.get(name, ()))
@@ -509,6 +532,28 @@ def only_what_is_idle_makes_way(move: Move) -> Iterator[str]:
         earlier = [each for each, other in move.evicted.items() if other == asker]
         if earlier:
             yield f"{name}, and so does {earlier[0][0]} already"
+
+
+def nobody_takes_the_place_of_what_is_about_to_begin_anew(move: Move) -> Iterator[str]:
+    """A model that is always to run, and that stopped so that its next replica has room, or fell over a moment ago."""
+    for spec in move.launches():
+        for gpu in spec.gpus or ():
+            name, until = move.left.get(gpu, (spec.model.name, 0.0))
+            model = move.after.launched.get(name)
+            mark = move.state.marks.get(spec.node)
+            closed = mark is not None and (mark.cordoned or mark.draining)
+            if name == spec.model.name or move.state.now >= until or model is None or closed:
+                continue
+            few = len(move.after.serving(name)) < model.scaling.min
+            if few and name not in move.after.held:
+                yield f"{spec.id} is to run on {gpu}, which {name} has just left for its next replica"
+
+
+def nothing_is_launched_again_and_again(move: Move) -> Iterator[str]:
+    """Whatever is the matter, within five minutes: nodes that fail are waited for longer each time."""
+    for name, count in move.begun.items():
+        if count > MOST_LAUNCHES:
+            yield f"{count} shards of {name} were launched within five minutes"
 
 
 def what_is_held_starts_nothing(move: Move) -> Iterator[str]:
@@ -548,6 +593,8 @@ MOVES: tuple[Callable[[Move], Iterator[str]], ...] = (
     what_answers_is_stopped_after_its_last_request,
     our_own_doing_takes_no_service_down,
     only_what_is_idle_makes_way,
+    nobody_takes_the_place_of_what_is_about_to_begin_anew,
+    nothing_is_launched_again_and_again,
     what_is_held_starts_nothing,
     groups_begin_together,
 )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -20,11 +22,15 @@ from llmgw.core.events import (
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.replica import Replica, ReplicaId, ShardSpec, ShardState
-from simulator.books import Books
+from simulator.books import ON_ITS_WAY_OUT, Books
 from simulator.faults import Scenario, show
-from simulator.invariants import MOVES, STATE, Move, ShardTry, State
+from simulator.invariants import MOVES, STATE, Move, Reckoner, ShardTry, State
 
 SHOWN_LINES = 80
+# So long the place of a replica is kept for the one that follows it.
+LEFT_SECONDS = 60.0
+# What was launched longer ago is none of the same row.
+BEGUN_SECONDS = 300.0
 
 
 class Broken(AssertionError):  # noqa: N818 - named by what it is, like ours
@@ -64,6 +70,10 @@ class Judge:
         # who makes way for whom, until it has ended
         self._evicted: dict[tuple[ReplicaId, int], ModelName] = {}
         self.evictions = 0
+        # the GPUs that a model has left for its next replica, and until when it is waited for
+        self._left: dict[str, tuple[ModelName, float]] = {}
+        # when shards of each model were launched of late
+        self._begun: dict[ModelName, deque[float]] = {}
 
     def note(self, text: str) -> None:
         """A line of the log."""
@@ -123,15 +133,25 @@ class Judge:
         for drain in drains:
             self._drained_at[drain.replica, drain.epoch] = self._clock()
         for desire in desires:
+            self._note_begun(desire)
             self._told[desire.node] = desire
             self._known.update((spec.node, spec.id, spec.epoch) for spec in desire.shards)
+
+    def _note_begun(self, desire: Desire) -> None:
+        now = self._clock()
+        for spec in desire.shards:
+            if (spec.node, spec.id, spec.epoch) not in self._known:
+                times = self._begun.setdefault(spec.model.name, deque())
+                times.append(now)
+                while times[0] < now - BEGUN_SECONDS:
+                    times.popleft()
 
     def forget_server(self) -> None:
         """It has ended. Its successor may give the same numbers again, to what does not run any more."""
         self._lost_at.clear()
         self._told.clear()
         self._known.clear()
-        for known in (self._drained_at, self._demands, self._evicted):
+        for known in (self._drained_at, self._demands, self._evicted, self._left, self._begun):
             known.clear()
         self._recalled.clear()
         self._books = None
@@ -154,11 +174,32 @@ class Judge:
     def _now(self) -> State:
         if self._state is None:
             self._state = replace(self._look(), recalled=self._recalled)
-            self._books = books = self._state.books
+            before, books = self._books, self._state.books
+            self._books = books
+            if before is not None and books is not None and self._state.reckoning is not None:
+                self._note_left(before, books, self._state.reckoning)
             if books is not None:
                 for key in [key for key in self._evicted if _is_over(books.find(*key))]:
                     del self._evicted[key]
         return self._state
+
+    def _note_left(self, before: Books, after: Books, reckoning: Reckoner) -> None:
+        """The places that models leave which are about to take them again, and those that they have."""
+        for replica in after.replicas:
+            if replica.state not in ON_ITS_WAY_OUT:
+                for gpu in replica.shard.gpus or ():
+                    self._left.pop(gpu, None)
+        for replica in before.replicas:
+            now = after.find(replica.id, replica.epoch)
+            if replica.state is ShardState.ENDED or len(replica.shards) > 1 or not _is_over(now):
+                continue
+            in_place = replica.draining is not None and "no room for another beside" in replica.draining
+            node = replica.shard.node
+            waits = reckoning.backing_off(replica.model).get(node, math.inf)
+            fell = now is not None and now.cause is not None and waits <= LEFT_SECONDS
+            if in_place or fell:
+                until = self._clock() + min(LEFT_SECONDS, waits if fell else LEFT_SECONDS)
+                self._left |= dict.fromkeys(replica.shard.gpus or (), (replica.model, until))
 
     def _check_move(self, event: Event, effects: list[Effect], before: Books) -> None:
         state = self._now()
@@ -177,6 +218,8 @@ class Judge:
             drained_at=self._drained_at,
             demands=self._demands,
             evicted=self._evicted,
+            left=self._left,
+            begun={name: len(times) for name, times in self._begun.items()},
         )
         for invariant in MOVES:
             self.judge(f"{invariant.__name__} ({type(event).__name__})", invariant(move))

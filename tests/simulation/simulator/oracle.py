@@ -131,7 +131,10 @@ def find_place(model: Model, store: Store, machines: Mapping[NodeId, Ground]) ->
 
 def find_place_on_demand(model: Model, store: Store, machines: Mapping[NodeId, Ground]) -> str | None:
     """Room for the first replica of a model that loads on demand and may, in words; None where there is none."""
-    if not model.scaling.on_demand or model.name in store.held or find_launched(model, store) is None:
+    if not model.scaling.on_demand or model.name in store.held:
+        return None
+    # (to find out that one is no good takes as long as its engines are given)
+    if find_flaw(model) is not None or model.name in store.failed:
         return None
     return find_place(model, store, machines)
 

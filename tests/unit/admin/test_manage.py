@@ -23,6 +23,8 @@ from llmgw.admin.views import (
     EventsView,
     EventView,
     ExplanationView,
+    FactsView,
+    FactView,
     HistoryView,
     LeftOut,
     LoadBegun,
@@ -155,6 +157,14 @@ class Script:
         return HistoryView(
             model=name, definitions=(DefinitionView(number=1, at=1.5, origin=Origin.STORED, text="name: m"),)
         )
+
+    async def facts(self, name: str) -> FactsView:
+        self._note("facts", name)
+        return FactsView(model=name, facts=(FactView(profiles=("p",), engine="e", load_seconds=4.5),))
+
+    async def forget_facts(self, name: str) -> FactsView:
+        self._note("forget_facts", name)
+        return FactsView(model=name, facts=(), forgotten=True)
 
     async def rollback(self, name: str, number: int | None) -> RolledBack:
         self._note("rollback", name, number)
@@ -297,6 +307,7 @@ async def test_a_model_is_explained_by_a_name_with_a_slash(client: Client, scrip
         "places": 0,
         "decisions": [],
         "numbers": [],
+        "unfilled": False,
     }
     await client.get("/placement/org%2Fm", headers=HERE)
     assert script.asked == [("explain", "org/m")] * 2
@@ -307,6 +318,15 @@ async def test_a_definition_is_explained_that_is_only_sent(client: Client, scrip
     told = await (await client.post("/placement", json=body, headers=HERE)).get_json()
     assert [view["wanted"] for view in told["models"]] == [1]
     assert script.asked == [("explain_what_if", "m.yaml", "name: m")]
+
+
+async def test_facts_are_shown_and_forgotten_by_a_name_with_a_slash(client: Client, script: Script) -> None:
+    told = await (await client.get("/facts/org/m", headers=HERE)).get_json()
+    fact = {"profiles": ["p"], "engine": "e", "load_seconds": 4.5}
+    assert told == {"model": "org/m", "facts": [fact], "forgotten": False}
+    told = await (await client.delete("/facts/org%2Fm", headers=HERE)).get_json()
+    assert told == {"model": "org/m", "facts": [], "forgotten": True}
+    assert script.asked == [("facts", "org/m"), ("forget_facts", "org/m")]
 
 
 async def test_the_last_decisions_are_answered(client: Client) -> None:
@@ -383,6 +403,7 @@ async def test_events_are_answered_after_a_number_and_of_what_is_asked_for(clien
         "last": 1,
         "began": 1.0,
         "missed": 0,
+        "unknown": [],
     }
     await client.get("/events?after=7&wait=60&model=org%2Fm&node=n1", headers=HERE)
     assert script.asked == [("events", 0, 0, None, None), ("events", 7, 60, "org/m", "n1")]

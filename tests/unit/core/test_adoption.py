@@ -14,6 +14,7 @@ from fleets import (
     a_launched_group,
     a_model,
     a_node,
+    a_ready,
     a_restarted,
     a_running,
     a_word,
@@ -22,10 +23,9 @@ from fleets import (
     found,
     the_replica,
     the_shard,
-    wakes,
+    wake,
 )
 
-from llmgw.core.crews import STOPPING_SECONDS
 from llmgw.core.effects import Desire, WakeAt
 from llmgw.core.events import (
     CatalogChanged,
@@ -202,7 +202,7 @@ def test_what_was_taken_for_gone_and_runs_after_all_is_to_stop_and_books_its_roo
     # n2 never spoke of its part, and is thought to have never seen it
     fleet.handle(a_word(shards[0], ShardState.ENDED, cause="no"), 2.0)
     fleet.handle(NodeReported(node=a_gpu_node("n2"), applied=2), 2.1)
-    assert fleet.statistics().nodes[1].host.booked == {}
+    assert [shard.state for shard in the_replica(fleet).shards] == [ShardState.ENDED, ShardState.ENDED]
     fleet.handle(NodeRegistered(node=a_gpu_node("n2"), running=(found(shards[1], ShardState.LOADING),)), 3.0)
     assert len(fleet.statistics().nodes[1].host.booked) == 8
     # so that its cards are given to nobody meanwhile
@@ -218,10 +218,9 @@ def test_an_epoch_that_nobody_gave_is_not_counted_on_from() -> None:
     liar = a_running(a_model(least=0), epoch=2**40)
     effects = fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(liar),)), 1.0)
     assert "is to stop" in announced(effects)[0].text
-    assert desires(fleet.handle(Demand(model=M, waiting=1), 2.0)) == []
-    # a node that claims it and never ends it can't keep it from others for ever
-    assert wakes(fleet.handle(Wakeup(), 12.0)) == [1.0 + STOPPING_SECONDS]
-    effects = fleet.handle(Demand(model=M, waiting=1), 1.0 + STOPPING_SECONDS)
+    # (nor does a node that claims it and never ends it keep it from the others)
+    effects = fleet.handle(Demand(model=M, waiting=1), 2.0)
+    effects += wake(fleet, until=2.0)
     assert {s.epoch for e in desires(effects) for s in e.shards if s.model.name == M} == {1}
 
 
@@ -280,3 +279,20 @@ def test_two_of_a_rollout_are_both_taken_over_whichever_comes_first() -> None:
             node, spec = running[at]
             fleet.handle(NodeRegistered(node=node, running=(found(spec),)), 1.0)
         assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1", "rep-m-2"]
+
+
+def test_a_node_that_claims_what_is_not_its_own_again_and_again_keeps_the_model_from_no_other() -> None:
+    fleet, shard = a_ready(a_model(), nodes=[a_node("n1"), a_node("n3")])
+    for step in range(20):
+        now = 2.0 + step * 100.0
+        liar = a_running(a_model(), epoch=51 + step, node=N2)
+        fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(liar),)), now)
+        wake(fleet, until=now)
+        if step == 0:
+            fleet.handle(a_word(shard, ShardState.ENDED, cause="no"), 3.0)
+            wake(fleet, until=3.0)
+    mine = [life.replica for life in fleet._state.roster.of(M) if fleet._state.roster.is_desired(life)]
+    assert [replica.nodes for replica in mine] in ([(NodeId("n3"),)], [(N1,)])
+    # (what it claims books its room there all the same)
+    (claimed,) = [seen.booked_gb for seen in fleet.statistics().nodes if seen.host.id == N2]
+    assert claimed >= 4.0

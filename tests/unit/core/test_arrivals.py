@@ -20,9 +20,11 @@ from fleets import (
     lose_one,
     the_replica,
     the_shard,
+    wake,
     wakes,
 )
 
+from llmgw.core.arrivals import LOOK_SECONDS
 from llmgw.core.effects import Desire
 from llmgw.core.events import (
     CatalogChanged,
@@ -36,8 +38,9 @@ from llmgw.core.events import (
     RulesChanged,
     Wakeup,
 )
+from llmgw.core.lives import UNHEARD_SECONDS
 from llmgw.core.model import ModelName
-from llmgw.core.node import EngineFound
+from llmgw.core.node import EngineFound, NodeId
 from llmgw.core.placement import Rejected
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import ShardState
@@ -85,12 +88,13 @@ def test_an_engine_that_breaks_does_not_take_down_what_runs() -> None:
 
 
 def test_a_shard_that_its_node_never_saw_is_given_up_when_it_has_taken_a_later_set() -> None:
-    fleet, _ = a_fleet(a_model())
+    full = a_node(memory_gb=6.0)
+    fleet, _ = a_fleet(a_model(), nodes=[full])
     fleet.handle(CatalogChanged(models=(a_model(source="/new.gguf"),)), 1.0)
-    fleet.handle(NodeReported(node=a_node(), applied=1), 1.1)
+    fleet.handle(NodeReported(node=full, applied=1), 1.1)
     fleet.handle(NodeReported(node=a_node("n2"), applied=2), 1.1)
     assert not fleet.idle()
-    shard = the_shard(fleet.handle(NodeReported(node=a_node(), applied=2), 1.2))
+    shard = the_shard(fleet.handle(NodeReported(node=full, applied=2), 1.2))
     assert (shard.replica, shard.epoch) == ("rep-m-1", 2)
 
 
@@ -362,3 +366,44 @@ def test_what_is_taken_back_in_time_need_not_be_launched() -> None:
 
 
 # Epochs and names that were never given
+
+
+def test_what_failed_on_a_node_that_was_removed_is_forgotten() -> None:
+    fleet, _ = a_fleet(a_model(), a_model("b", gb=99.0), nodes=[])
+    for number in range(3, 9):
+        now, name = number * 1000.0, NodeId(f"n{number}")
+        fleet.handle(NodeRegistered(node=a_node(name)), now)
+        wake(fleet, until=now)
+        fleet.handle(a_word(the_replica(fleet).shard, ShardState.ENDED, cause="no"), now + 1.0)
+        fleet.handle(NodeLost(node=name), now + 2.0)
+        fleet.handle(NodeRemoved(node=name), now + 3.0)
+        wake(fleet, until=now + 900.0)
+    assert fleet.backing_off(M) == {}
+    assert fleet.failed(M, now) == {}
+
+
+def test_figures_of_nodes_that_move_all_the_time_have_what_waits_looked_at_once_a_second() -> None:
+    fleet, _ = a_fleet(a_model(gb=99.0), nodes=[a_node(f"n{number}") for number in range(1, 5)])
+    wake(fleet, until=5.0)
+    looked_at, now = set(), 5.0
+    for step in range(100):
+        now = 5.0 + step / 25
+        name = f"n{step % 4 + 1}"
+        fleet.handle(NodeReported(node=replace(a_node(name), memory_foreign_gb=0.4 + 0.2 * (step // 4 % 2))), now)
+        wake(fleet, until=now)
+        looked_at.add(fleet.trace.of(M)[0].at)
+    # (in 4 s)
+    assert 4 <= len(looked_at) <= 6
+    # none of them is missed
+    fleet.handle(NodeReported(node=a_node("n1", memory_gb=100.0)), now)
+    wake(fleet, until=now + LOOK_SECONDS)
+    assert the_replica(fleet).nodes == (N1,)
+
+
+def test_what_was_prepared_when_its_agent_began_anew_has_not_failed() -> None:
+    fleet, shards = a_group()
+    fleet.handle(a_word(shards[0], ShardState.PREPARED), 1.0)
+    fleet.handle(NodeRegistered(node=a_gpu_node("n1")), 2.0)
+    fleet.handle(a_word(shards[1], ShardState.ENDED), 3.0)
+    wake(fleet, until=3.0 + UNHEARD_SECONDS)
+    assert (the_replica(fleet).epoch, fleet.failed(M, 10.0)) == (2, {})

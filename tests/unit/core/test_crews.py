@@ -187,7 +187,7 @@ def test_of_those_that_are_drained_as_many_stay_as_are_wanted_again() -> None:
     fleet.handle(CatalogChanged(models=(replace(model, scaling=Scaling(min=1, max=1)),)), 14.0)
     assert len(fleet.ready(M)) == 1
     effects = fleet.handle(CatalogChanged(models=(replace(model, scaling=Scaling(min=2, max=2)),)), 15.0)
-    assert texts(effects) == ["rep-m-2 stays: it is asked for again"]
+    assert texts(effects) == ["rep-m-2 stays after all"]
     assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1", "rep-m-2"]
     assert desires(effects) == []
 
@@ -202,7 +202,7 @@ def test_one_that_fails_while_others_are_drained_is_made_up_for_by_one_of_them()
     fleet.handle(CatalogChanged(models=(replace(model, scaling=Scaling(min=1, max=1)),)), 14.0)
     (left,) = fleet.ready(M)
     effects = fleet.handle(a_word(left.shard, ShardState.ENDED, cause="no"), 15.0)
-    assert texts(effects)[-1] == "rep-m-2 stays: it is asked for again"
+    assert texts(effects)[-1] == "rep-m-2 stays after all"
     assert [replica.id for replica in fleet.ready(M)] == ["rep-m-2"]
 
 

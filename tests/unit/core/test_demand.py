@@ -26,7 +26,7 @@ from fleets import (
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.core.demand import DEMAND_SECONDS, DOWN_SECONDS, UP_SECONDS, Demands
+from llmgw.core.demand import DEMAND_SECONDS, DOWN_SECONDS, STEP_SECONDS, UP_SECONDS, Demands
 from llmgw.core.events import CatalogChanged, Demand, ModelCalled, NodeRegistered, NodeReported, NodesExpected, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, ModelName, Scaling
@@ -356,3 +356,13 @@ def test_whoever_was_told_to_come_back_keeps_it_no_longer_than_its_idle_timeout_
     fleet.handle(a_word(shard, ShardState.READY), 10.0)
     assert drains(wake(fleet, until=49.9)) == []
     assert len(drains(wake(fleet, until=50.0))) == 1
+
+
+def test_however_many_come_and_go_in_a_second_as_much_is_remembered() -> None:
+    demands = Demands()
+    for number in range(40_000):
+        demands.note(WIDE, Demand(model=M, waiting=number % 2), 10.0 + number / 100, ready=False)
+    assert len(demands._asked[M].steps) <= DOWN_SECONDS / STEP_SECONDS + 2
+    # and what lasts counts as it does for anybody
+    demands.note(WIDE, Demand(model=M, waiting=4), 500.0, ready=False)
+    assert (demands.settled(M, 0, 500.0), demands.settled(M, 0, 500.0 + UP_SECONDS)) == (1, 2)

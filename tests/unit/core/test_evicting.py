@@ -23,7 +23,9 @@ from fleets import (
     wake,
 )
 
-from llmgw.core.effects import Drain, Happening
+from llmgw.core.costs import OFTEN
+from llmgw.core.crews import STOPPING_SECONDS
+from llmgw.core.effects import Drain, Effect, Happening
 from llmgw.core.events import (
     CatalogChanged,
     Demand,
@@ -36,14 +38,14 @@ from llmgw.core.events import (
     Stopping,
     Wakeup,
 )
-from llmgw.core.evicting import RESIDENCY_SECONDS, Idle, find_victim
+from llmgw.core.evicting import RESIDENCY_SECONDS
 from llmgw.core.fleet import Fleet
 from llmgw.core.learned import Fact, make_key
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import Gpu
 from llmgw.core.placement import Rejected
+from llmgw.core.planning import BACKSTOP_SECONDS
 from llmgw.core.replica import ReplicaId, ShardSpec, ShardState
-from llmgw.core.roster import LifeKey
 
 A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
 
@@ -51,33 +53,60 @@ A, B, C = ModelName("a"), ModelName("b"), ModelName("c")
 # Which one
 
 
-def an_idle(name: str, reload_seconds: float = 5.0, idle_since: float = 0.0, free_at: float = 0.0) -> Idle:
-    key = (ReplicaId(f"rep-{name}-1"), 1, N1)
-    return Idle(life=key, reload_seconds=reload_seconds, idle_since=idle_since, free_at=free_at)
+ROOM = a_model("z", least=0, gb=10.0, source="/z")
 
 
-def enough(*names: str) -> set[LifeKey]:
-    return {an_idle(name).life for name in names}
+def all_idle(*idle: tuple[str, float, float], gb: float = 10.0, small: str = "") -> Fleet:
+    """Each of these has a node to itself, and nobody asks for it any more since it was ready: its name, what loads of
+    it have taken, and when it was ready. The ``small`` ones make room for 4 GB."""
+    models = [a_model(name, least=0, gb=4.0 if name in small else gb, source=f"/{name}") for name, _, _ in idle]
+    fleet, _ = a_fleet(*models, ROOM, nodes=[])
+    facts = [
+        Fact(key=make_key(model, model.profiles[0], "", ""), load_seconds=seconds)
+        for model, (_, seconds, _) in zip(models, idle, strict=True)
+    ]
+    fleet.handle(FactsKnown(facts=tuple(facts)), 0.0)
+    for model, (name, _, since) in zip(models, idle, strict=True):
+        fleet.handle(NodeRegistered(node=a_node(name, memory_gb=4.0 if name in small else gb)), since)
+        fleet.handle(Demand(model=model.name, waiting=1), since)
+        wake(fleet, until=since)
+        fleet.handle(a_word(the_replica(fleet, model.name).shard, ShardState.READY), since)
+        fleet.handle(Demand(model=model.name), since)
+        wake(fleet, until=since)
+    return fleet
 
 
 def test_the_cheapest_to_load_again_goes_and_of_equals_the_longest_idle() -> None:
-    idle = [an_idle("a", 9.0), an_idle("b", 7.0, 3.0), an_idle("c", 7.0, 2.0), an_idle("d", 8.0)]
-    assert find_victim(idle, enough("a", "b", "c", "d").__contains__, 10.0) == idle[2]
-    assert find_victim(idle, enough("a", "b").__contains__, 10.0) == idle[1]
+    fleet = all_idle(("c", 7.0, 2.0), ("b", 7.0, 3.0), ("a", 9.0, 4.0), ("d", 8.0, 5.0))
+    assert fleet.would_evict(ROOM, 200.0) == "rep-c-1"
+    fleet = all_idle(("b", 7.0, 3.0), ("a", 9.0, 4.0))
+    assert fleet.would_evict(ROOM, 200.0) == "rep-b-1"
 
 
 def test_none_goes_whose_room_is_not_enough() -> None:
-    assert find_victim([an_idle("a"), an_idle("b")], enough().__contains__, 10.0) == math.inf
-    assert find_victim([], enough().__contains__, 10.0) == math.inf
+    fleet = all_idle(("a", 1.0, 1.0), ("b", 2.0, 2.0), small="a")
+    assert fleet.would_evict(ROOM, 200.0) == "rep-b-1"
+    assert all_idle(("a", 1.0, 1.0), small="a").would_evict(ROOM, 200.0) == math.inf
+    assert all_idle().would_evict(ROOM, 200.0) == math.inf
 
 
 def test_one_that_may_not_go_yet_is_waited_for_unless_another_goes_now() -> None:
-    idle = [an_idle("a", 1.0, free_at=30.0), an_idle("b", 2.0, free_at=20.0), an_idle("c", 3.0, free_at=40.0)]
-    assert find_victim(idle, enough("a", "b", "c").__contains__, 10.0) == 20.0
-    # (b makes no room)
-    assert find_victim(idle, enough("a", "c").__contains__, 10.0) == 30.0
-    now = an_idle("d", 9.0, free_at=10.0)
-    assert find_victim([*idle, now], enough("a", "b", "c", "d").__contains__, 10.0) == now
+    idle = [("b", 2.0, 20.0), ("a", 1.0, 30.0), ("c", 3.0, 40.0)]
+    assert all_idle(*idle).would_evict(ROOM, 100.0) == 20.0 + RESIDENCY_SECONDS
+    assert all_idle(*idle, small="b").would_evict(ROOM, 100.0) == 30.0 + RESIDENCY_SECONDS
+    # (dear as it is)
+    assert all_idle(("d", 9.0, -30.0), *idle).would_evict(ROOM, 100.0) == "rep-d-1"
+
+
+def test_one_that_goes_by_itself_before_it_has_stayed_is_waited_for_no_longer_than_that() -> None:
+    brief = a_model("a", least=0, gb=10.0)
+    brief = replace(brief, scaling=replace(brief.scaling, idle_timeout_seconds=30.0))
+    fleet, _ = a_fleet(brief, ROOM)
+    fleet.handle(a_word(the_shard(fleet.handle(Demand(model=A, waiting=1), 0.0)), ShardState.READY), 1.0)
+    fleet.handle(Demand(model=A), 1.0)
+    assert fleet.would_evict(ROOM, 20.0) == 31.0
+    assert drains(fleet.handle(Demand(model=ModelName("z"), waiting=1), 20.0)) == []
+    assert [drain.replica for drain in drains(wake(fleet, until=31.0))] == ["rep-a-1"]
 
 
 # Models that take turns
@@ -304,7 +333,7 @@ def test_a_load_that_somebody_still_waits_for_goes_on() -> None:
     old = the_shard(fleet.handle(Demand(model=A, waiting=1), 0.0))
     fleet.handle(a_word(old, ShardState.LOADING), 1.0)
     effects = fleet.handle(Demand(model=B, waiting=1), 3.0)
-    assert texts(effects) == ["no node can run b now"]
+    assert texts(effects) == ["no node can run b now (1 not_enough_memory)"]
     # told to come back, they will
     fleet.handle(Demand(model=A, asked=True), 4.0)
     assert desires(fleet.handle(Demand(model=B, waiting=2), 5.0)) == []
@@ -451,3 +480,60 @@ def test_nobody_makes_way_while_one_that_is_drained_for_another_reason_is_about_
     effects = fleet.handle(a_word(shards[0], ShardState.ENDED), 202.0)
     effects += wake(fleet, until=202.0)
     assert {shard.model.name for shard in desires(effects)[-1].shards} == {B, C}
+
+
+def test_one_that_was_told_to_stop_and_never_does_is_not_waited_for_for_ever() -> None:
+    waits, gone = a_model("c", gb=10.0), a_model("gone", gb=10.0)
+    fleet, effects = a_fleet(gone, OTHER)
+    old = the_shard(effects)
+    fleet.handle(a_word(old, ShardState.READY), 1.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 2.0)
+    fleet.handle(a_word(the_shard(fleet.handle(Demand(model=B, waiting=1), 3.0)), ShardState.READY), 4.0)
+    fleet.handle(Demand(model=B, asked=True), 5.0)
+    wake(fleet, until=200.0)
+    (drain,) = drains(fleet.handle(CatalogChanged(models=(OTHER, waits)), 200.0))
+    fleet.handle(drained(drain), 200.1)
+    fleet.handle(a_word(old, ShardState.STOPPING), 200.2)
+    # its end is waited for as long as that takes at most, and then another makes way
+    assert drains(wake(fleet, until=200.0 + STOPPING_SECONDS)) == []
+    effects = wake(fleet, until=200.2 + STOPPING_SECONDS + 2 * BACKSTOP_SECONDS)
+    assert texts(effects)[-1] == "rep-b-1 on n2 is to stop: it is idle, and makes way for c"
+
+
+def test_a_group_finds_the_one_whose_pair_is_free_among_many_whose_pair_is_not() -> None:
+    profile = Profile(name="p", engine="e", gpu_class="h100-80g", tp=8)
+    names = [f"s{number}" for number in range(9)]
+    singles = [replace(a_wide_model(profile, least=0), name=ModelName(name), source=f"/{name}") for name in names]
+    pair = replace(a_wide_model(least=0), name=B)
+    nodes = [a_gpu_node(f"n{number + 1}", fabric=f"ib-{number // 2}") for number in range(10)]
+    fleet, _ = a_fleet(*singles, pair, nodes=[])
+    for node, model in zip(nodes, singles, strict=False):
+        fleet.handle(NodeRegistered(node=node), 0.0)
+        fleet.handle(Demand(model=model.name, waiting=1), 0.0)
+        wake(fleet, until=0.0)
+        fleet.handle(a_word(the_replica(fleet, model.name).shard, ShardState.READY), 1.0)
+        fleet.handle(Demand(model=model.name), 1.0)
+    fleet.handle(NodeRegistered(node=nodes[-1]), 2.0)
+    wake(fleet, until=2.0)
+    assert [drain.replica for drain in wait(fleet)] == ["rep-s8-1"]
+
+
+def test_one_that_fails_again_and_again_pushes_out_nobody_more() -> None:
+    fleet, _ = a_turn(OTHER)
+    evicted = 0
+    for second in range(200, 3800):
+        now = float(second)
+        effects: list[Effect] = []
+        for name in (A, B):
+            waits = not fleet.ready(name) and bool(second % 20)
+            effects += fleet.handle(Demand(model=name, waiting=int(waits), asked=True), now)
+        effects += wake(fleet, until=now)
+        for drain in drains(effects):
+            evicted += 1
+            fleet.handle(drained(drain), now)
+        for replica in [replica for seen in fleet.statistics().models for replica in seen.replicas]:
+            if replica.state is ShardState.STOPPING or (replica.model == B and replica.state is ShardState.PLACED):
+                fleet.handle(a_word(replica.shard, ShardState.ENDED, cause="bad"), now)
+            elif replica.state is ShardState.PLACED:
+                fleet.handle(a_word(replica.shard, ShardState.READY), now)
+    assert evicted == OFTEN

@@ -63,7 +63,7 @@ def test_a_wanted_model_is_placed_when_a_node_comes() -> None:
     shard = the_shard(effects)
     assert (shard.id, shard.replica, shard.epoch, shard.node) == ("shd-m-1-0", "rep-m-1", 1, N1)
     assert desires(effects)[-1].revision == 1
-    assert announced(effects)[-1].text == "rep-m-1 goes to n1 by profile 'p' (epoch 1)"
+    assert announced(effects)[-1].text == "rep-m-1 goes to n1 by profile 'p' (epoch 1): the least cost: 30 s"
     assert isinstance(fleet.verdict(M), Placement)
     assert fleet.ready(M) == ()
     assert not fleet.idle()

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from fleets import M, a_fleet, a_gpu_node, a_model, a_node, a_wide_model, a_word, desires, the_replica, the_shard
+from fleets import M, a_fleet, a_gpu_node, a_model, a_node, a_wide_model, a_word, desires, the_replica, the_shard, wake
 
 from llmgw.core.effects import Effect, Learn
-from llmgw.core.events import CatalogChanged, Demand, FactsKnown, NodeReported
+from llmgw.core.events import CatalogChanged, Demand, FactsKnown, NodeRegistered, NodeReported
 from llmgw.core.learned import KEPT, USUAL_LOAD_SECONDS, Fact, FactKey, Figure, Kind, Learned, make_key
 from llmgw.core.model import Model, ModelName, Profile, Scaling
 from llmgw.core.node import EngineFound
-from llmgw.core.placement import Placement, Rejected
+from llmgw.core.placement import Rejected
 from llmgw.core.replica import Measured, ShardState
 
 CARD = Profile(name="p", engine="e", gpu_class="h100-80g")
@@ -247,27 +247,35 @@ def test_each_shard_of_a_group_tells_and_the_most_counts() -> None:
     assert second.gpu_gb == 60.0
 
 
-def test_what_was_measured_is_booked_for_the_next_launch() -> None:
-    fleet, effects = a_fleet(a_model(least=1, most=1, gb=None))
+def test_what_was_measured_is_booked_for_what_runs_and_for_the_next_launch() -> None:
+    fleet, effects = a_fleet(a_model(gb=None))
     shard = the_shard(effects)
-    fleet.handle(a_word(shard, ShardState.READY, measured=Measured(memory_gb=9.0)), 1.0)
     assert fleet.statistics().nodes[0].booked_gb == 0.0
-    effects = fleet.handle(CatalogChanged(models=(a_model(least=3, most=3, gb=None),)), 2.0)
-    # 16 GB: one of 9 fits, and the one that runs was placed by nothing
-    fleet.handle(a_word(shard, ShardState.READY), 12.0)
+    fleet.handle(a_word(shard, ShardState.READY, measured=Measured(memory_gb=9.0)), 1.0)
     assert fleet.statistics().nodes[0].booked_gb == 9.0
-    assert isinstance(fleet.verdict(M), Rejected)
+    # 16 GB: another of 9 does not fit, neither of this model nor of one that says so
+    models = (a_model(least=2, most=2, gb=None), a_model("b", gb=9.0))
+    fleet.handle(CatalogChanged(models=models), 2.0)
+    wake(fleet, until=12.0)
+    assert [isinstance(fleet.verdict(model.name), Rejected) for model in models] == [True, True]
+    fleet.handle(NodeRegistered(node=a_node("n2", memory_gb=18.0)), 13.0)
+    wake(fleet, until=13.0)
+    assert [node.booked_gb for node in fleet.statistics().nodes] == [9.0, 18.0]
+
+
+def test_a_profile_that_says_what_it_takes_books_that_whatever_was_measured() -> None:
+    fleet, effects = a_fleet(a_model(gb=4.0))
+    fleet.handle(a_word(the_shard(effects), ShardState.READY, measured=Measured(memory_gb=9.0)), 1.0)
+    assert fleet.statistics().nodes[0].booked_gb == 4.0
 
 
 def test_facts_of_an_earlier_server_are_gone_by_from_the_first_placement_on() -> None:
     model = a_model(gb=None, least=0)
     fact = Fact(key=make_key(model, model.profiles[0], "", ""), load_seconds=33.0, memory_gb=20.0)
-    fleet, _ = a_fleet(model)
+    fleet, _ = a_fleet(model, nodes=[a_node(memory_gb=24.0)])
     fleet.handle(FactsKnown(facts=(fact,)), 0.0)
     fleet.handle(Demand(model=M, waiting=1), 1.0)
-    verdict = fleet.verdict(M)
-    assert isinstance(verdict, Rejected)
-    assert "needs 20 GB of memory" in verdict.rejections[0].detail
+    assert fleet.statistics().nodes[0].booked_gb == 20.0
     assert fleet.filled(model).profiles[0].min_memory_gb == 20.0
     assert [(figure.name, figure.kind) for figure in fleet.figures(model)] == [
         ("memory", Kind.MEASURED),
@@ -275,10 +283,52 @@ def test_facts_of_an_earlier_server_are_gone_by_from_the_first_placement_on() ->
     ]
     # another version of the engine is there now: what the old one took says nothing of it
     newer = EngineFound(engine="e", program=("e",), version="2")
-    fleet.handle(NodeReported(node=replace(a_node(), engines=(newer,))), 2.0)
-    assert isinstance(fleet.verdict(M), Placement)
+    fleet.handle(NodeReported(node=replace(a_node(memory_gb=24.0), engines=(newer,))), 2.0)
+    assert fleet.filled(model) == model
 
 
 def test_a_model_without_profiles_has_no_figures_but_the_guess_of_a_load() -> None:
     model = Model(name=M, source="/m", scaling=Scaling(max=1))
     assert [figure.name for figure in learned((CARD, SEEN)).figures(model, versions("1.2"))] == ["load"]
+
+
+def test_a_node_that_says_more_than_it_has_takes_the_model_from_no_other() -> None:
+    fleet, effects = a_fleet(a_model(gb=None), nodes=[a_node("n1", memory_gb=16.0), a_node("n2", memory_gb=64.0)])
+    shard = next(shard for desire in desires(effects) for shard in desire.shards)
+    lie = Measured(load_seconds=3.0, memory_gb=1e6, gpu_gb=1e6)
+    (fact,) = learns(fleet.handle(a_word(shard, ShardState.READY, measured=lie), 1.0))
+    (node,) = [seen.host.node for seen in fleet.statistics().nodes if seen.host.id == shard.node]
+    assert (fact.memory_gb, fact.gpu_gb) == (node.memory_gb, None)
+    fleet.handle(a_word(shard, ShardState.ENDED, cause="no"), 2.0)
+    wake(fleet, until=60.0)
+    assert the_replica(fleet).state is ShardState.PLACED
+
+
+def test_a_card_holds_no_more_than_there_is_of_it() -> None:
+    fleet, effects = a_fleet(a_wide_model(CARD), nodes=[a_gpu_node("n1", gpus=1)])
+    shard = the_shard(effects)
+    (fact,) = learns(fleet.handle(a_word(shard, ShardState.READY, measured=Measured(gpu_gb=999.0)), 1.0))
+    assert fact.gpu_gb == 85.0
+
+
+def test_what_ran_on_its_only_place_is_launched_there_again_whatever_was_measured() -> None:
+    fleet, effects = a_fleet(a_model(gb=None))
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY, measured=Measured(memory_gb=15.5)), 1.0)
+    fleet.handle(NodeReported(node=replace(a_node(), memory_foreign_gb=1.0)), 2.0)
+    fleet.handle(a_word(shard, ShardState.ENDED, cause="killed"), 3.0)
+    # (when its node is to be tried again)
+    again = the_shard(wake(fleet, until=10.0))
+    assert (again.epoch, again.profile.min_memory_gb) == (2, None)
+
+
+def test_what_ran_on_its_only_card_is_launched_there_again_though_a_little_less_of_it_is_told() -> None:
+    node = a_gpu_node("n1", gpus=1)
+    assert node.gpus is not None
+    fleet, effects = a_fleet(a_wide_model(CARD), nodes=[node])
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY, measured=Measured(gpu_gb=84.6)), 1.0)
+    less = replace(node, gpus=(replace(node.gpus[0], memory_gb=84.5),))
+    fleet.handle(NodeReported(node=less), 2.0)
+    fleet.handle(a_word(shard, ShardState.ENDED, cause="killed"), 3.0)
+    assert the_shard(wake(fleet, until=10.0)).epoch == 2

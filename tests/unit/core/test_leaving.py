@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from fleets import (
     N1,
@@ -31,12 +33,14 @@ from llmgw.core.events import (
     NodeLost,
     NodeMarked,
     NodeRegistered,
+    NodeRemoved,
     NodeReported,
     Stopping,
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.leaving import DRAIN_SECONDS
 from llmgw.core.model import ModelName
+from llmgw.core.node import NodeId
 from llmgw.core.picture import Draining
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import ReplicaId, ShardSpec, ShardState
@@ -103,7 +107,7 @@ def test_requests_that_do_not_end_are_cut_off_when_they_have_had_their_time() ->
     effects = wake(fleet, until=20.0 + DRAIN_SECONDS)
     assert [desire.shards for desire in desires(effects)] == [()]
     (said,) = announced(effects)
-    assert said.text == "rep-m-1 stops though requests still run there: they have had 10m"
+    assert said.text == "rep-m-1 on n1 stops with all that runs there: its last requests have had 10m"
     assert said.warning
 
 
@@ -129,7 +133,7 @@ def test_what_is_wanted_again_while_it_is_drained_stays() -> None:
     fleet, shard = a_ready(a_model())
     (first,) = drains(fleet.handle(ModelsHeld(models=frozenset({M})), 20.0))
     effects = fleet.handle(ModelsHeld(models=frozenset()), 21.0)
-    assert texts(effects)[-1] == "rep-m-1 stays: it is asked for again"
+    assert texts(effects)[-1] == "rep-m-1 stays after all"
     assert [replica.draining for replica in fleet.ready(M)] == [None]
     assert desires(effects) == []
     # the door's late word of that drain is none of the next
@@ -147,7 +151,7 @@ def test_what_is_asked_for_while_it_is_drained_for_want_of_use_stays() -> None:
     fleet, _ = a_ready(a_model(least=0))
     assert len(drains(wake(fleet, until=901.0))) == 1
     effects = fleet.handle(Demand(model=M, waiting=1), 902.0)
-    assert texts(effects) == ["rep-m-1 stays: it is asked for again"]
+    assert texts(effects) == ["rep-m-1 stays after all"]
     assert desires(effects) == []
     assert len(fleet.ready(M)) == 1
     # and is not cut off when that drain would have had its time
@@ -212,7 +216,7 @@ def test_what_runs_on_a_node_to_be_drained_is_replaced_elsewhere_first() -> None
     effects = drain_node(fleet)
     assert texts(effects) == [
         "n1 is to be drained: what runs there is placed elsewhere, then it stops",
-        "rep-m-2 goes to n2 by profile 'p' (epoch 1)",
+        "rep-m-2 goes to n2 by profile 'p' (epoch 1): the least cost: 30 s",
     ]
     assert [said.node for said in announced(effects)] == [N1, N2]
     (new,) = next(desire.shards for desire in desires(effects) if desire.node == N2)
@@ -251,7 +255,8 @@ def test_without_room_elsewhere_it_says_so_and_waits() -> None:
     effects = drain_node(fleet)
     said = announced(effects)[-1]
     assert said.text == (
-        "rep-m-1 stays until there is room for another: n1 is to be drained, and no node can run m now"
+        "rep-m-1 stays until there is room for another: n1 is to be drained, and no node can run m now "
+        "(1 cordoned, 1 not_enough_memory)"
     )
     assert (said.what, said.warning) == (Happening.WAITING, True)
     assert drains(wake(fleet, until=5000.0)) == []
@@ -270,17 +275,21 @@ def test_at_its_deadline_what_is_left_on_the_node_stops_all_the_same() -> None:
     )
     assert drains(wake(fleet, until=319.0)) == []
     effects = wake(fleet, until=320.0)
-    assert texts(effects)[0] == "rep-m-1 on n1 is to stop: n1 is to be drained"
+    assert texts(effects)[0] == (
+        "rep-m-1 on n1 stops with all that runs there: n1 is to be drained, and its time is over"
+    )
+    assert announced(effects)[0].warning
     assert fleet.ready(M) == ()
-    (drain,) = drains(effects)
-    assert [desire.shards for desire in desires(fleet.handle(drained(drain), 321.0))] == [()]
+    # (at that moment, and not when its last requests have had theirs)
+    assert drains(effects) == []
+    assert [desire.shards for desire in desires(effects)] == [()]
 
 
 def test_a_deadline_that_has_passed_already_counts_at_once() -> None:
     fleet, _ = a_pair(memory_gb=2.0)
     effects = drain_node(fleet, until=3.0)
-    assert len(drains(effects)) == 1
     assert "what is left in 0s stops all the same" in texts(effects)[0]
+    assert [desire.shards for desire in desires(effects)] == [()]
 
 
 def test_a_deadline_that_is_taken_back_does_not_count() -> None:
@@ -458,3 +467,71 @@ def test_the_drain_of_a_node_that_was_cordoned_is_told() -> None:
     fleet, _ = a_fleet(a_model(least=0))
     fleet.handle(NodeMarked(node=N1, cordoned=True), 19.0)
     assert texts(drain_node(fleet))[-1] == "n1 is drained: nothing runs there"
+
+
+def test_requests_that_do_not_end_are_cut_off_at_the_deadline_of_their_node_and_not_later() -> None:
+    fleet, old = a_pair(memory_gb=2.0)
+    fleet.handle(Demand(model=M, in_flight={old.replica: 1}), 19.0)
+    drain_node(fleet, until=620.0)
+    assert desires(wake(fleet, until=619.0)) == []
+    (desire,) = desires(wake(fleet, until=620.0))
+    assert (desire.node, desire.shards) == (N1, ())
+
+
+def test_what_is_drained_already_is_cut_off_at_the_deadline_of_its_node() -> None:
+    fleet, old = a_pair()
+    (new,) = next(desire.shards for desire in desires(drain_node(fleet, until=60.0)) if desire.node == N2)
+    fleet.handle(a_word(new, ShardState.READY), 21.0)
+    fleet.handle(Demand(model=M, in_flight={old.replica: 1}), 22.0)
+    assert len(drains(wake(fleet, until=31.0))) == 1
+    effects = wake(fleet, until=60.0)
+    assert texts(effects) == ["rep-m-1 on n1 stops with all that runs there: n1 is to be empty by now"]
+    assert [desire.shards for desire in desires(effects)] == [()]
+
+
+@pytest.mark.parametrize("in_flight", [0, 1])
+def test_at_a_deadline_that_has_passed_another_is_started_at_once_where_there_is_room(in_flight: int) -> None:
+    fleet, old = a_pair()
+    fleet.handle(Demand(model=M, in_flight={old.replica: in_flight}), 19.0)
+    effects = drain_node(fleet, until=20.0)
+    effects += wake(fleet, until=20.0)
+    assert {desire.node: len(desire.shards) for desire in desires(effects)} == {N1: 0, N2: 1}
+
+
+def test_one_that_still_answers_and_makes_room_does_not_hold_up_another_elsewhere() -> None:
+    # (it has no room beside it, and then it has)
+    fleet, old = a_ready(a_model(gb=10.0))
+    wake(fleet, until=15.0)
+    fleet.handle(Demand(model=M, in_flight={old.replica: 1}), 16.0)
+    assert len(drains(fleet.handle(CatalogChanged(models=(a_model(gb=10.0, source="/new"),)), 20.0))) == 1
+    effects = fleet.handle(NodeRegistered(node=a_node("n2")), 25.0)
+    assert [desire.node for desire in desires(effects) if desire.shards] == [N1, N2] or [
+        desire.node for desire in desires(effects) if desire.shards
+    ] == [N2]
+
+
+def test_one_that_stays_after_all_owes_nobody_anything() -> None:
+    model = a_model(least=0)
+    fleet, shard = a_ready(replace(model, scaling=replace(model.scaling, idle_timeout_seconds=30.0)))
+    assert len(drains(wake(fleet, until=31.0))) == 1
+    # somebody asks at that moment, and is told to come back; it stays
+    fleet.handle(Demand(model=M, asked=True), 31.5)
+    assert [replica.shard for replica in fleet.ready(M)] == [shard]
+    # and goes when nobody has asked for its idle timeout
+    assert drains(wake(fleet, until=61.0)) == []
+    assert [drain.replica for drain in drains(wake(fleet, until=61.5))] == [shard.replica]
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_of_a_node_that_can_not_be_reached_nobody_says_that_it_is_drained(known: bool) -> None:
+    fleet, old = a_pair()
+    if not known:
+        effects = fleet.handle(NodeMarked(node=NodeId("n9"), draining=True), 20.0)
+    else:
+        fleet.handle(NodeLost(node=N1), 20.0)
+        effects = wake(fleet, until=200.0)
+        effects += drain_node(fleet, 201.0, until=202.0)
+        effects += wake(fleet, until=400.0)
+        effects += fleet.handle(NodeRemoved(node=N1), 401.0)
+    assert not any("is drained" in text for text in texts(effects))
+    assert old.node == N1

@@ -71,7 +71,7 @@ def test_progress_and_load_are_kept_and_announce_nothing() -> None:
     assert (replica.progress, replica.since) == ("60 %", 1.0)
     fleet.handle(a_word(shard, ShardState.READY), 3.0)
     load = Load(running=2, waiting=1, cache_used=0.25, prompt_tokens=90, cached_tokens=60, steps=7)
-    assert fleet.handle(a_word(shard, ShardState.READY, load=load, endpoint=None), 9.0) == []
+    assert fleet.handle(a_word(shard, ShardState.READY, load=load), 9.0) == []
     (replica,) = fleet.ready(M)
     assert (replica.load, replica.since, replica.endpoint) == (load, 3.0, ENDPOINT)
     # An engine that said it once and does not any more is not as busy as it was: nobody knows.
@@ -153,8 +153,9 @@ def test_the_last_words_of_a_failure_are_told_when_its_cause_is_new() -> None:
         shard = the_shard(effects)
         effects = fleet.handle(a_word(shard, ShardState.ENDED, cause=cause, lines=("words",)), now)
         told.append(announced(effects)[-1].lines)
-        now = wakes(effects)[-1]
-        effects = fleet.handle(Wakeup(), now)
+        # (longer than any wait)
+        now += 600.0
+        effects = wake(fleet, until=now)
     assert told == [("words",), (), ("words",), (), ("words",)]
 
 
@@ -241,7 +242,7 @@ def test_a_removed_model_is_stopped_and_booked_until_its_end() -> None:
 
 
 def test_a_shard_that_its_node_never_saw_is_given_up_after_a_while() -> None:
-    fleet, _ = a_fleet(a_model())
+    fleet, _ = a_fleet(a_model(), nodes=[a_node(memory_gb=6.0)])
     effects = fleet.handle(CatalogChanged(models=(a_model(source="/new.gguf"),)), 1.0)
     assert wakes(effects) == [1.0 + UNHEARD_SECONDS]
     assert not fleet.idle()

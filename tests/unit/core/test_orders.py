@@ -196,7 +196,7 @@ def test_a_replica_that_is_about_to_stop_is_not_recalled() -> None:
     hold(fleet, "m")
     assert fleet.handle(ReplicaRecalled(replica=old.replica, epoch=1), 21.0) == []
     # nor when it may stay after all
-    assert texts(hold(fleet, now=22.0))[-1] == "rep-m-1 stays: it is asked for again"
+    assert texts(hold(fleet, now=22.0))[-1] == "rep-m-1 stays after all"
     assert drains(wake(fleet, until=2000.0)) == []
 
 
@@ -242,8 +242,19 @@ def test_the_models_are_those_that_are_written() -> None:
     assert [(model.name, model.source) for model in fleet.catalog] == [("m", "/new"), ("b", "/m.gguf")]
 
 
-def test_a_replica_that_loads_and_is_recalled_stops_at_once() -> None:
+def test_a_replica_that_loads_and_is_recalled_goes_as_soon_as_another_is_on_its_way() -> None:
     fleet, effects = a_fleet(a_model())
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.LOADING), 1.0)
+    effects = fleet.handle(ReplicaRecalled(replica=shard.replica, epoch=1), 2.0)
+    assert drains(effects) == []
+    # (not both at once, nor neither)
+    assert [[spec.replica for spec in desire.shards] for desire in desires(effects)] == [["rep-m-2"]]
+    assert texts(effects)[-1] == "rep-m-1 on n1 is to stop: an operator wants it replaced"
+
+
+def test_a_replica_that_loads_and_is_recalled_goes_first_where_there_is_room_for_one() -> None:
+    fleet, effects = a_fleet(a_model(gb=10.0))
     shard = the_shard(effects)
     fleet.handle(a_word(shard, ShardState.LOADING), 1.0)
     effects = fleet.handle(ReplicaRecalled(replica=shard.replica, epoch=1), 2.0)

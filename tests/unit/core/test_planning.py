@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from fleets import (
     N1,
     N2,
@@ -8,30 +11,28 @@ from fleets import (
     a_gpu_node,
     a_model,
     a_node,
+    a_ready,
     a_wide_model,
     a_word,
     announced,
     desires,
+    drained,
+    drains,
     the_replica,
     the_shard,
+    wake,
     wakes,
 )
 
-from llmgw.core.events import (
-    CatalogChanged,
-    Demand,
-    NodeLost,
-    NodeRegistered,
-    NodeReported,
-    Wakeup,
-)
+from llmgw.core.events import CatalogChanged, Demand, ModelsHeld, NodeLost, NodeRegistered, NodeReported, Wakeup
 from llmgw.core.fleet import Fleet
-from llmgw.core.model import ModelName
+from llmgw.core.lives import RESERVED_SECONDS
+from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.placement import Placement, Rejected
 from llmgw.core.planning import HOSTS_A_TURN
 from llmgw.core.rejection import Reason
-from llmgw.core.replica import ShardState
+from llmgw.core.replica import ShardSpec, ShardState
 from llmgw.core.state import FEW
 
 
@@ -85,7 +86,7 @@ def test_another_node_is_tried_at_once() -> None:
 def test_a_model_that_fits_nowhere_says_why_once() -> None:
     fleet, effects = a_fleet(a_model(gb=99.0))
     (announce,) = announced(effects)
-    assert announce.text == "no node can run m now"
+    assert announce.text == "no node can run m now (1 not_enough_memory)"
     assert announce.lines == (
         "n1, profile 'p': needs 99 GB of memory; 16 of 16 GB are free, 0 GB are booked by replicas",
     )
@@ -215,3 +216,135 @@ def test_while_the_brake_holds_a_new_model_is_placed_all_the_same() -> None:
     # (this server has seen all that there is)
     effects = fleet.handle(CatalogChanged(models=(a_model(least=3, most=3, gb=12.0), a_model("b"))), 21.0)
     assert [shard.model.name for desire in desires(effects) for shard in desire.shards] == ["b"]
+
+
+# Room that is kept
+
+OLD, NEW = a_model("m", gb=10.0), a_model("m", gb=10.0, source="/new")
+
+
+def in_place(*waiting: Model) -> tuple[Fleet, ShardSpec]:
+    """``m`` had the only room there is, and has just given it up at 73 for its new definition; the others wait for
+    room."""
+    fleet, old = a_ready(OLD)
+    wake(fleet, until=60.0)
+    fleet.handle(CatalogChanged(models=(OLD, *waiting)), 60.0)
+    for model in waiting:
+        fleet.handle(Demand(model=model.name, waiting=1), 61.0)
+    wake(fleet, until=65.0)
+    effects = fleet.handle(CatalogChanged(models=(NEW, *waiting)), 70.0)
+    effects += wake(fleet, until=71.0)
+    (drain,) = drains(effects)
+    fleet.handle(drained(drain), 72.0)
+    wake(fleet, until=72.0)
+    return fleet, old
+
+
+def of_each(fleet: Fleet) -> dict[str, list[ShardState]]:
+    return {seen.model.name: [replica.state for replica in seen.replicas] for seen in fleet.statistics().models}
+
+
+def test_the_room_of_one_that_is_replaced_in_place_goes_to_nobody_else() -> None:
+    others = [a_model(f"w{number}", gb=10.0) for number in range(3)]
+    fleet, old = in_place(*others)
+    # something that has all of them looked at, and the others first
+    fleet.handle(NodeReported(node=replace(a_node(), memory_foreign_gb=1.0)), 72.5)
+    while next(iter(fleet._state.unplanned), "w").startswith("m"):
+        fleet.handle(Wakeup(), 72.6)
+    fleet.handle(a_word(old, ShardState.ENDED), 73.0)
+    wake(fleet, until=73.0)
+    assert of_each(fleet) == {"m": [ShardState.PLACED], "w0": [], "w1": [], "w2": []}
+    assert the_replica(fleet).shard.model == NEW
+
+
+def test_two_that_roll_on_a_full_cluster_do_so_one_after_the_other() -> None:
+    models = [a_model(name, gb=10.0, source=f"/{name}") for name in "ab"]
+    fleet, effects = a_fleet(*models, nodes=[a_node("n1"), a_node("n2")])
+    for shard in {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=60.0)
+    news = tuple(replace(model, source=f"{model.source}/new") for model in models)
+    now, effects = 60.0, fleet.handle(CatalogChanged(models=news), 60.0)
+    away: list[str] = []
+    for _ in range(60):
+        now += 1.0
+        told = drains([*effects, *wake(fleet, until=now)])
+        effects = [effect for drain in told for effect in fleet.handle(drained(drain), now)]
+        for replica in [replica for seen in fleet.statistics().models for replica in seen.replicas]:
+            if replica.state is ShardState.STOPPING:
+                # (and both are looked at meanwhile)
+                noise = replace(a_node(replica.nodes[0]), memory_foreign_gb=1.0 + now % 2)
+                effects += fleet.handle(NodeReported(node=noise), now)
+                effects += fleet.handle(a_word(replica.shard, ShardState.ENDED), now)
+            elif replica.state is ShardState.PLACED:
+                effects += fleet.handle(a_word(replica.shard, ShardState.READY), now)
+        away += [model.name for model in models if not fleet.ready(model.name)]
+    # (each for as long as its end and its load take)
+    assert max(away.count("a"), away.count("b")) <= 5
+    assert of_each(fleet) == {"a": [ShardState.READY], "b": [ShardState.READY]}
+    sources = {replica.shard.model.source for name in "ab" for replica in fleet.ready(ModelName(name))}
+    assert sources == {"/a/new", "/b/new"}
+
+
+def test_the_room_of_one_that_fails_and_is_tried_again_in_a_moment_goes_to_nobody_else() -> None:
+    other = a_model("w", least=0, gb=10.0)
+    fleet, old = in_place(other)
+    fleet.handle(a_word(old, ShardState.ENDED), 73.0)
+    wake(fleet, until=73.0)
+    for now in (74.0, 80.0):
+        fleet.handle(a_word(the_replica(fleet).shard, ShardState.ENDED, cause="bad flag"), now)
+        wake(fleet, until=now + 1.0)
+        assert of_each(fleet)["w"] == []
+        wake(fleet, until=now + 5.5)
+    # it has failed twice, and what served before goes on
+    assert the_replica(fleet).shard.model == OLD
+    assert of_each(fleet) == {"m": [ShardState.PLACED], "w": []}
+
+
+def test_room_that_nobody_comes_back_to_is_given_to_who_waits() -> None:
+    other = a_model("w", least=0, gb=7.0)
+    fleet, old = in_place(other)
+    # (less of it is left than m takes)
+    fleet.handle(NodeReported(node=a_node(memory_gb=8.0)), 72.5)
+    fleet.handle(a_word(old, ShardState.ENDED), 73.0)
+    fleet.handle(Demand(model=other.name, asked=True), 74.0)
+    wake(fleet, until=74.0)
+    assert of_each(fleet)["w"] == []
+    wake(fleet, until=73.0 + RESERVED_SECONDS)
+    assert of_each(fleet)["w"] == [ShardState.PLACED]
+
+
+@pytest.mark.parametrize("event", ["its model is removed", "an operator stops it"])
+def test_no_room_is_kept_for_what_is_not_to_run(event: str) -> None:
+    other = a_model("w", least=0, gb=10.0)
+    fleet, old = in_place(other)
+    fleet.handle(a_word(old, ShardState.ENDED), 73.0)
+    fleet.handle(a_word(the_replica(fleet).shard, ShardState.ENDED, cause="bad flag"), 74.0)
+    wake(fleet, until=74.0)
+    assert of_each(fleet)["w"] == []
+    gone = CatalogChanged(models=(other,)) if event == "its model is removed" else ModelsHeld(models=frozenset({M}))
+    fleet.handle(gone, 75.0)
+    wake(fleet, until=75.0)
+    assert of_each(fleet)["w"] == [ShardState.PLACED]
+
+
+def test_no_room_is_kept_for_what_loads_on_demand_and_fails() -> None:
+    first, second = (a_model(name, least=0, gb=10.0, source=f"/{name}") for name in "ab")
+    fleet, _ = a_fleet(first, second)
+    shard = the_shard(fleet.handle(Demand(model=first.name, waiting=1), 1.0))
+    fleet.handle(Demand(model=second.name, waiting=1), 2.0)
+    effects = fleet.handle(a_word(shard, ShardState.ENDED, cause="no"), 3.0)
+    effects += wake(fleet, until=3.0)
+    assert the_shard(effects).model.name == "b"
+
+
+def test_no_room_is_kept_for_what_is_not_tried_again_for_long() -> None:
+    fleet, effects = a_fleet(OLD)
+    now = 0.0
+    for _ in range(5):
+        now += 600.0
+        wake(fleet, until=now)
+        fleet.handle(a_word(the_replica(fleet).shard, ShardState.ENDED, cause="no"), now)
+    assert fleet.backing_off(M)[N1] - now > RESERVED_SECONDS
+    effects = fleet.handle(CatalogChanged(models=(OLD, a_model("b", gb=10.0))), now + 1.0)
+    assert the_shard(effects).model.name == "b"

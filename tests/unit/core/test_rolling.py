@@ -38,6 +38,8 @@ from llmgw.core.events import (
     NodeRegistered,
     NodeReported,
     NodesExpected,
+    NodeSilent,
+    ReplicaRecalled,
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, Profile, Scaling
@@ -231,7 +233,7 @@ def test_with_room_to_spare_the_new_one_is_placed_beside_the_old_one() -> None:
     effects = changed(fleet, NEW)
     assert [(said.text, said.what) for said in announced(effects)] == [
         ("the definition of m has changed: rep-m-1 will be replaced, one by one", Happening.ROLLING),
-        ("rep-m-2 goes to n1 by profile 'p' (epoch 1)", Happening.PLACED),
+        ("rep-m-2 goes to n1 by profile 'p' (epoch 1): the least cost: 90 s", Happening.PLACED),
     ]
     (model,) = fleet.statistics().models
     assert model.rollout == Rollout(outdated=(old.replica,))
@@ -271,7 +273,8 @@ def test_a_full_node_keeps_what_serves_when_the_new_one_would_not_fit_there_eith
     assert drains(effects) == []
     said = announced(effects)[-1]
     assert said.text == (
-        "rep-m-1 stays until there is room for another: its definition has changed, and no node can run m now"
+        "rep-m-1 stays until there is room for another: its definition has changed, and no node can run m now "
+        "(1 not_enough_memory)"
     )
     (model,) = fleet.statistics().models
     assert model.rollout == Rollout(outdated=(the_replica(fleet).id,), waits="1 not_enough_memory")
@@ -281,8 +284,18 @@ def test_a_full_node_keeps_what_serves_when_the_new_one_would_not_fit_there_eith
     assert [desire.node for desire in desires(effects) if desire.shards] == [N2]
 
 
-def test_what_does_not_serve_yet_is_replaced_at_once() -> None:
+def test_what_does_not_serve_yet_goes_as_soon_as_another_is_on_its_way() -> None:
     fleet, effects = a_fleet(OLD)
+    fleet.handle(a_word(the_shard(effects), ShardState.LOADING), 1.0)
+    effects = changed(fleet, NEW)
+    assert drains(effects) == []
+    # (in one desired set: the new one, and no more the old one)
+    assert the_shard(effects).model == NEW
+    assert len(desires(effects)) == 1
+
+
+def test_what_does_not_serve_yet_goes_first_where_there_is_room_for_one() -> None:
+    fleet, effects = a_fleet(OLD, nodes=[a_node(memory_gb=6.0)])
     old = the_shard(effects)
     fleet.handle(a_word(old, ShardState.LOADING), 1.0)
     effects = changed(fleet, NEW)
@@ -694,21 +707,21 @@ def test_while_one_is_not_proven_no_other_is_replaced_though_more_may_run() -> N
 
 def test_one_that_is_missing_already_is_not_made_two() -> None:
     model = replace(OLD, scaling=Scaling(min=2, max=2))
-    fleet, effects = a_fleet(model, a_model("b"), nodes=[a_node(memory_gb=9.0)])
+    fleet, effects = a_fleet(model, nodes=[a_node(memory_gb=9.0)])
     for shard in desires(effects)[-1].shards:
         fleet.handle(a_word(shard, ShardState.READY), 1.0)
     wake(fleet, until=15.0)
-    effects = changed(fleet, replace(NEW, scaling=model.scaling), a_model("b"))
+    effects = changed(fleet, replace(NEW, scaling=model.scaling))
     effects += wake(fleet, until=20.0)
     (drain,) = drains(effects)
     fleet.handle(drained(drain), 21.0)
     old = next(replica.shard for replica in fleet.statistics().models[0].replicas if replica.id == drain.replica)
     fleet.handle(a_word(old, ShardState.ENDED), 22.0)
     fail_once(fleet, the_new(fleet), 23.0)
-    # b has the room, and one of m is left
-    wake(fleet, until=23.0)
-    assert len(fleet.statistics().models[1].replicas) == 1
-    assert drains(wake(fleet, until=2000.0)) == []
+    # while that is waited for, the other one stays
+    effects = wake(fleet, until=30.0)
+    assert drains(effects) == []
+    assert [spec.model == OLD for spec in desires(effects)[-1].shards].count(False) == 2
     assert len(fleet.ready(M)) == 1
 
 
@@ -743,3 +756,169 @@ def test_a_new_one_that_can_not_be_reached_when_it_would_be_proven_takes_nobodys
     fleet.handle(NodeLost(node=N2), 30.0)
     assert drains(wake(fleet, until=60.0)) == []
     assert [replica.shard for replica in fleet.ready(M)] == [old]
+
+
+# What the review of a rollout asks: whatever else is wrong, what serves goes on as long as there may be a place
+
+
+@pytest.mark.parametrize("lost", [False, True], ids=["there is room for one", "a node of two is lost"])
+def test_a_model_that_is_short_of_one_is_rolled_all_the_same(lost: bool) -> None:
+    model = a_model(least=2, most=2, gb=10.0)
+    fleet, effects = a_fleet(model, nodes=[a_node("n1"), a_node("n2")][: 1 + lost])
+    for shard in {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    if lost:
+        fleet.handle(NodeLost(node=N2), 15.0)
+    wake(fleet, until=300.0)
+    old = fleet.ready(M)[0].shard
+    effects = changed(fleet, replace(model, source="/new"), now=300.0)
+    effects += wake(fleet, until=400.0)
+    (drain,) = drains(effects)
+    assert drain.replica == old.replica
+    fleet.handle(drained(drain), 400.0)
+    fleet.handle(a_word(old, ShardState.ENDED), 401.0)
+    wake(fleet, until=401.0)
+    assert the_new(fleet).node == N1
+
+
+def nowhere(model: Model) -> Model:
+    """Another definition of it that no node can run."""
+    return replace(model, source="/new", profiles=(replace(model.profiles[0], engine="nosuch"),))
+
+
+def test_a_definition_that_no_node_can_run_stops_no_load_of_the_one_before() -> None:
+    fleet, old = a_served()
+    fleet.handle(a_word(old, ShardState.ENDED, cause="killed"), 20.0)
+    again = the_shard(wake(fleet, until=25.0))
+    fleet.handle(a_word(again, ShardState.LOADING), 26.0)
+    effects = changed(fleet, nowhere(OLD), now=27.0)
+    effects += wake(fleet, until=400.0)
+    assert desires(effects) == []
+    fleet.handle(a_word(again, ShardState.READY), 400.0)
+    assert [replica.shard for replica in fleet.ready(M)] == [again]
+
+
+def test_what_has_served_is_launched_again_while_what_is_written_has_no_place() -> None:
+    fleet, old = a_served()
+    changed(fleet, nowhere(OLD))
+    effects = fleet.handle(a_word(old, ShardState.ENDED, cause="killed"), 30.0)
+    effects += wake(fleet, until=40.0)
+    again = the_shard(effects)
+    assert (again.model.source, again.epoch) == (OLD.source, 2)
+    fleet.handle(a_word(again, ShardState.READY), 41.0)
+    assert [replica.shard for replica in fleet.ready(M)] == [again]
+    # and the written one takes its place as soon as there is one
+    assert drains(wake(fleet, until=100.0)) == []
+    effects = fleet.handle(NodeRegistered(node=a_node("n2", engines=("e", "nosuch"))), 101.0)
+    effects += wake(fleet, until=102.0)
+    assert the_new(fleet).node == N2
+
+
+def test_that_a_model_is_down_is_told_though_the_reasons_are_those_of_before() -> None:
+    fleet, old = a_served(memory_gb=6.0)
+    changed(fleet, a_model(source="/new", gb=9.0))
+    # (its own room is not there any more either)
+    fleet.handle(NodeReported(node=a_node(memory_gb=2.0)), 25.0)
+    effects = fleet.handle(a_word(old, ShardState.ENDED, cause="killed"), 30.0)
+    effects += wake(fleet, until=80.0)
+    told = [said.text for said in announced(effects) if said.what is Happening.WAITING]
+    assert told == ["no node can run m now (1 not_enough_memory)"]
+
+
+def test_one_that_says_it_is_ready_and_not_where_takes_nobodys_place() -> None:
+    fleet, old = a_served()
+    changed(fleet, NEW)
+    new = the_new(fleet)
+    fleet.handle(a_word(new, ShardState.READY, endpoint=None), 21.0)
+    effects = wake(fleet, until=100.0)
+    assert (proven(effects), drains(effects)) == ([], [])
+    assert [replica.shard for replica in fleet.ready(M)] == [old]
+    # once it says where, it is ready
+    fleet.handle(a_word(new, ShardState.READY), 101.0)
+    assert len(drains(wake(fleet, until=111.0))) == 1
+
+
+def test_the_replicas_of_a_rollout_are_no_sign_of_load() -> None:
+    model = replace(a_model(gb=2.0), scaling=Scaling(min=1, max=3, target=2))
+    fleet, old = a_served(model)
+    # more than one could take, and not for long
+    fleet.handle(Demand(model=M, in_flight={old.replica: 5}), 100.0)
+    fleet.handle(Demand(model=M, in_flight={old.replica: 1}), 104.0)
+    wake(fleet, until=150.0)
+    changed(fleet, replace(model, source="/new"), now=150.0)
+    new = the_new(fleet)
+    fleet.handle(a_word(new, ShardState.READY), 155.0)
+    effects = wake(fleet, until=200.0)
+    assert [drain.replica for drain in drains(effects)] == [old.replica]
+    assert [replica.id for replica in fleet.ready(M)] == [new.replica]
+
+
+@pytest.mark.parametrize("what", ["it has failed there once", "its link is down", "it is recalled"])
+def test_a_spare_place_that_comes_in_a_moment_is_waited_for_while_the_old_one_serves(what: str) -> None:
+    model = a_model(gb=10.0)
+    fleet, old = a_served(model)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 16.0)
+    new = replace(model, source="/new")
+    if what == "it has failed there once":
+        changed(fleet, new)
+        fail_once(fleet, the_new(fleet), 21.0)
+    else:
+        fleet.handle(NodeSilent(node=N2), 19.0)
+        recalled = ReplicaRecalled(replica=old.replica, epoch=old.epoch)
+        fleet.handle(recalled if what == "it is recalled" else CatalogChanged(models=(new,)), 20.0)
+    wake(fleet, until=21.5)
+    assert [replica.shard for replica in fleet.ready(M)] == [old]
+    # it has come
+    fleet.handle(NodeRegistered(node=a_node("n2")), 22.0)
+    wake(fleet, until=30.0)
+    assert [replica.nodes for replica in fleet.statistics().models[0].replicas] == [(N1,), (N2,)]
+    assert [replica.shard for replica in fleet.ready(M)] == [old]
+
+
+def test_with_a_spare_place_a_definition_that_fails_never_takes_the_model_away() -> None:
+    model = a_model(gb=10.0)
+    fleet, old = a_served(model)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 16.0)
+    changed(fleet, replace(model, source="/new"))
+    effects: list[Effect] = []
+    for now in (21.0, 40.0):
+        effects += fail_once(fleet, the_new(fleet), now)
+        effects += wake(fleet, until=now + 10.0)
+    assert len(reverted(effects)) == 1
+    assert drains([*effects, *wake(fleet, until=2000.0)]) == []
+    assert [replica.shard for replica in fleet.ready(M)] == [old]
+
+
+def test_where_the_spare_place_is_not_tried_for_long_the_old_one_goes_first() -> None:
+    model = a_model(gb=10.0)
+    fleet, _ = a_served(model)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 16.0)
+    fleet.handle(NodeSilent(node=N2), 17.0)
+    fleet.handle(NodeLost(node=N2), 18.0)
+    assert len(drains(changed(fleet, replace(model, source="/new")))) == 1
+
+
+def test_what_serves_when_it_is_changed_is_what_to_return_to() -> None:
+    fleet, old = a_ready(OLD)
+    effects = changed(fleet, NEW, now=5.0)
+    assert proven(effects) == [OLD]
+    for now in (6.0, 20.0):
+        effects += fail_once(fleet, the_new(fleet), now)
+        effects += wake(fleet, until=now + 10.0)
+    assert [(found.model, found.by) for found in reverted(effects)] == [(NEW, OLD)]
+    assert [replica.shard for replica in fleet.ready(M)] == [old]
+
+
+def test_what_loads_when_it_is_changed_is_nothing_to_return_to() -> None:
+    fleet, effects = a_fleet(OLD)
+    fleet.handle(a_word(the_shard(effects), ShardState.LOADING), 1.0)
+    assert proven(changed(fleet, NEW, now=5.0)) == []
+    assert fleet._state.rolls.proven(M) is None
+
+
+def test_one_that_can_not_be_reached_is_proven_when_it_is_back() -> None:
+    fleet, shard = a_ready(OLD)
+    fleet.handle(NodeLost(node=N1), 3.0)
+    assert proven(wake(fleet, until=50.0)) == []
+    effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 50.5)
+    assert proven([*effects, *wake(fleet, until=61.0)]) == [OLD]

@@ -582,9 +582,9 @@ def test_a_node_that_can_not_be_reached_is_no_failure_of_its_engine(play: Any, g
     game.answer(Failure("node n1 has no trunk", sent=False, unreachable=True))
     refusal = refusal_of(game.answer(Failure("node n2 has no trunk", sent=False, unreachable=True)))
     assert (refusal.status, refusal.code, refusal.retry_after) == (503, "model_unreachable", 5)
-    assert "node n2 has no trunk" in refusal.message
+    assert refusal.message == "The model tiny can't be reached now; try again in 5 s.", "a client is told of no node"
     game.answer(None)
-    game.end()
+    assert "node n2 has no trunk" in str(game.end().problem)
 
 
 @pytest.mark.parametrize("status", [502, 503, 504])

@@ -109,8 +109,9 @@ class Operated:
     """A server from its start to its end, and one node whose engines serve at once; they fail where their weights are
     said to be bad, and never come to serve where they are slow."""
 
-    def __init__(self, store: Store, written: str) -> None:
+    def __init__(self, store: Store, written: str, holds: Any) -> None:
         self.store = store
+        self.holds = store.holds if holds is None else holds(store.holds)
         self.wall = 1_700_000_000.0
         self.scheduler = Scheduler(Fleet())
         self.histories = Histories(store.history, wall=self.tell_time)
@@ -125,7 +126,7 @@ class Operated:
             wall=self.tell_time,
         )
         self.holding = Holding(
-            self.scheduler, store.holds, defining=self.defining, histories=self.histories, wall=self.tell_time
+            self.scheduler, self.holds, defining=self.defining, histories=self.histories, wall=self.tell_time
         )
         self.returning = Returning(
             self.scheduler,
@@ -145,7 +146,7 @@ class Operated:
         self.scheduler.entrust(keeping.keep)
         nursery.start_soon(keeping.serve)
         await nursery.start(self.scheduler.serve)
-        await self.holding.tell()
+        await self.holding.begin()
         await self.defining.load()
         await self.scheduler.settle(NodeRegistered(node=NODE))
         nursery.start_soon(self._run_node)
@@ -201,12 +202,13 @@ class Operated:
 
 @pytest.fixture
 def operate(tmp_path: Path) -> Callable[[str], Any]:
-    """Starts a server, with this in its server.yaml, on the same store each time."""
+    """Starts a server, with this in its server.yaml, on the same store each time; ``holds`` puts something before the
+    holds of that."""
 
     @asynccontextmanager
-    async def starting(written: str = "") -> AsyncIterator[Operated]:
+    async def starting(written: str = "", *, holds: Any = None) -> AsyncIterator[Operated]:
         async with open_store(str(tmp_path / "llmgw.db"), lanes=Inline()) as store, trio.open_nursery() as nursery:
-            server = Operated(store, written)
+            server = Operated(store, written, holds)
             await server.begin(nursery)
             yield server
             nursery.cancel_scope.cancel()

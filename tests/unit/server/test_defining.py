@@ -71,12 +71,15 @@ class Store:
         self.kept = {model.name: Kept(model, "as it was written") for model in models}
         self.when: list[float] = []
         self.fails: LlmgwError | None = None
+        self.unread: LlmgwError | None = None
         self.hangs = False
         self.entered = trio.Event()
         self.go_on = trio.Event()
         self.go_on.set()
 
     async def list(self) -> tuple[Kept, ...]:
+        if self.unread is not None:
+            raise self.unread
         return tuple(self.kept.values())
 
     async def put(self, model: Model, text: str, now: float) -> None:
@@ -91,6 +94,9 @@ class Store:
 
     async def remove(self, name: ModelName) -> bool:
         return self.kept.pop(name, None) is not None
+
+    async def forget(self, name: ModelName) -> bool:
+        return await self.remove(name)
 
 
 def text_of(name: str, *, alias: str | None = None, least: int = 0, source: str = "/m.gguf", more: str = "") -> str:
@@ -423,6 +429,25 @@ async def test_an_added_model_is_removed(make: Make, a_model: Any) -> None:
     bench = await make(Store(a_model("stored")))
     assert await bench.defining.remove("stored") == Removed(name="stored")
     assert await bench.settled() == []
+
+
+async def test_a_model_that_the_store_has_forgotten_already_is_removed_at_the_next_try(
+    make: Make, a_model: Any
+) -> None:
+    bench = await make(Store(a_model("stored")))
+    bench.store.unread = LlmgwError("its disk can't be read")
+    with pytest.raises(LlmgwError, match="its disk can't be read"):
+        await bench.defining.remove("stored")
+    bench.store.unread = None
+    assert await bench.settled() == ["stored"]
+    assert await bench.defining.remove("stored") == Removed(name="stored")
+    assert await bench.settled() == []
+
+
+async def test_it_is_told_of_a_name_that_nobody_has(make: Make, a_model: Any) -> None:
+    bench = await make(Store(a_model("stored")))
+    assert bench.defining.tell_unknown("stord") == "there is no model stord; did you mean stored?"
+    assert bench.defining.tell_unknown("gpt") is None
 
 
 async def test_a_declared_model_is_removed_where_it_is_written(make: Make) -> None:

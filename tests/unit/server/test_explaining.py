@@ -13,19 +13,36 @@ from llmgw.admin.views import DecisionView, ExplanationView, encode
 from llmgw.config.definition import Definition, parse_definitions
 from llmgw.core.crews import STOPPING_SECONDS
 from llmgw.core.effects import Desire, Drain
-from llmgw.core.events import CatalogChanged, Drained, NodeRegistered, NodesExpected, ShardChanged
+from llmgw.core.events import (
+    CatalogChanged,
+    Drained,
+    FactsKnown,
+    ModelCalled,
+    NodeRegistered,
+    NodesExpected,
+    ShardChanged,
+    Wakeup,
+)
 from llmgw.core.fleet import Fleet
 from llmgw.core.hosts import Standing
-from llmgw.core.model import Model, ModelName
+from llmgw.core.learned import Fact, make_key
+from llmgw.core.model import Model, ModelName, Scaling
 from llmgw.core.node import Gpu, Node, NodeId
-from llmgw.core.placement import explain
-from llmgw.core.replica import ShardState
+from llmgw.core.replica import Measured, ReplicaId, ShardState
 from llmgw.core.trace import Decision
+from llmgw.server.explaining import (
+    Question,
+    explain_written,
+    find_away,
+    is_served,
+    see_hosts,
+    view_decisions,
+)
 from llmgw.server.explaining import explain_model as view_model
-from llmgw.server.explaining import explain_written, find_away, see_hosts, view_decisions
 
 NOW = 1000.0
 N2 = NodeId("n2")
+TINY = ModelName("tiny")
 
 
 def gpus(count: int) -> tuple[Gpu, ...]:
@@ -63,7 +80,20 @@ Running = Callable[..., Fleet]
 
 
 def explain_model(fleet: Fleet, model: Model, now: float) -> ExplanationView:
-    return view_model(fleet, model, explain(model, fleet.hosts(), fleet.backing_off(model.name), now), now)
+    """As the server does."""
+    return view_model(fleet, model, ask(fleet, model, now).explain(), now)
+
+
+def ask(fleet: Fleet, model: Model, now: float) -> Question:
+    picture = fleet.statistics(now)
+    return Question(
+        model=model,
+        filled=fleet.filled(model),
+        hosts=see_hosts(picture, model.name, now),
+        now=now,
+        backing_off=fleet.backing_off(model.name),
+        serves=is_served(picture, model.name),
+    )
 
 
 def test_a_model_is_explained_with_where_it_is_and_what_was_decided(running: Running) -> None:
@@ -157,14 +187,16 @@ def test_of_one_that_needs_several_replicas_it_is_told_how_many_find_a_place(run
 def test_what_is_on_its_way_out_is_seen_as_such_for_a_while(running: Running) -> None:
     definition = written(more="  gpu_class: h100-80g\n  tp: 2\n  min_memory_gb: 3\n")
     fleet = running(definition, count=2)
-    assert see_hosts(fleet.statistics(NOW), NOW)[0].leaving == {}
+    assert see_hosts(fleet.statistics(NOW), TINY, NOW)[0].leaving == {}
     effects = fleet.handle(CatalogChanged(models=()), NOW + 9.0)
-    assert see_hosts(fleet.statistics(NOW), NOW + 9.0)[0].leaving == {"rep-tiny-1": 3.0}, "it answers its last requests"
+    assert see_hosts(fleet.statistics(NOW), TINY, NOW + 9.0)[0].leaving == {"rep-tiny-1": 3.0}, (
+        "it answers its last requests"
+    )
     (drain,) = (effect for effect in effects if isinstance(effect, Drain))
     fleet.handle(Drained(replica=drain.replica, epoch=drain.epoch, number=drain.number), NOW + 10.0)
-    (host,) = see_hosts(fleet.statistics(NOW), NOW + 20.0)
+    (host,) = see_hosts(fleet.statistics(NOW), TINY, NOW + 20.0)
     assert host.leaving == {"rep-tiny-1": 3.0}
-    assert see_hosts(fleet.statistics(NOW), NOW + 10.0 + STOPPING_SECONDS)[0].leaving == {}, "it may never stop"
+    assert see_hosts(fleet.statistics(NOW), TINY, NOW + 10.0 + STOPPING_SECONDS)[0].leaving == {}, "it may never stop"
     after = written("after", more="  gpu_class: h100-80g\n  tp: 2\n")
     view = explained(after, fleet)
     assert view.explanation.unlock is not None
@@ -195,3 +227,111 @@ def test_decisions_are_told_by_their_age() -> None:
         DecisionView(seconds_ago=2.0, model="m", why="it holds the weights", replica="rep-m-1", nodes=("n2",)),
         DecisionView(seconds_ago=0.0, model="m", why="bring n1 back", reasons={"node_lost": 2}),
     )
+
+
+# -- what was measured
+
+
+def learn(fleet: Fleet, model: Model, gb: float) -> None:
+    """Launches have shown that it takes so much memory."""
+    fleet.handle(FactsKnown(facts=(Fact(key=make_key(model, model.profiles[0], "1.2", ""), memory_gb=gb),)), NOW)
+
+
+def test_measured_figures_that_leave_no_place_are_left_out_where_nothing_serves(running: Running) -> None:
+    definition = written()
+    fleet = running(definition, state=ShardState.ENDED)
+    later = NOW + 20.0
+    learn(fleet, definition.model, 12.0)
+    view = explain_model(fleet, definition.model, later)
+    assert (view.unfilled, view.explanation.placement.profile.min_memory_gb) == (False, 12.0)
+    learn(fleet, definition.model, 900.0)
+    view = explain_model(fleet, definition.model, later)
+    assert (view.unfilled, view.explanation.placement is not None) == (True, True)
+    assert view.numbers[0].value == 900.0
+    # It goes there indeed.
+    effects = fleet.handle(Wakeup(), later)
+    assert any(isinstance(each, Desire) and each.shards for each in effects)
+
+
+def test_of_what_serves_or_has_only_to_wait_the_measured_figures_count(running: Running) -> None:
+    definition = written()
+    fleet = running(definition)
+    learn(fleet, definition.model, 900.0)
+    view = explain_model(fleet, definition.model, NOW + 6.0)
+    assert (view.unfilled, view.explanation.placement) == (False, None)
+    question = replace(ask(fleet, definition.model, NOW + 6.0), serves=False)
+    assert question.explain().unfilled is not None
+    # it would fit by the figures in a moment
+    learn(fleet, definition.model, 2.0)
+    question = replace(ask(fleet, definition.model, NOW), serves=False, backing_off={NodeId("n1"): NOW + 5.0})
+    assert question.explain().unfilled is None
+    silent = [replace(host, standing=Standing.SILENT) for host in question.hosts]
+    assert replace(question, hosts=silent, backing_off={}).explain().unfilled is None
+
+
+def test_an_idle_replica_makes_way_before_measured_figures_are_left_out(running: Running) -> None:
+    lazy = replace(written("lazy", least=0).model, scaling=Scaling(min=0, max=1))
+    asker = replace(written("asker").model, scaling=Scaling(min=1, max=1))
+    fleet = running(count=0)
+    fleet.handle(CatalogChanged(models=(lazy,)), NOW)
+    fleet.handle(ModelCalled(model=lazy.name), NOW)
+    fact = Fact(key=make_key(asker, asker.profiles[0], "1.2", ""), memory_gb=900.0)
+    answer = Question(
+        model=asker,
+        filled=replace(asker, profiles=(replace(asker.profiles[0], min_memory_gb=fact.memory_gb),)),
+        hosts=see_hosts(fleet.statistics(NOW), asker.name, NOW),
+        now=NOW,
+    ).explain()
+    assert answer.unfilled is not None
+
+    class Evicting:
+        """A fleet that has somebody to send away."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(fleet, name)
+
+        def would_evict(self, model: Model, now: float) -> ReplicaId:
+            return ReplicaId("rep-lazy-1")
+
+    view = view_model(Evicting(), asker, answer, NOW)
+    assert (view.unfilled, view.explanation.placement) == (False, None)
+    assert view.evicts == "rep-lazy-1 is idle, and would make way for it"
+
+
+def test_what_is_only_written_is_explained_by_what_was_measured_of_it(running: Running) -> None:
+    fleet = running()
+    model = written("new").model
+    for gb, unfilled in ((12.0, False), (900.0, True)):
+        filled = {model.name: replace(model, profiles=(replace(model.profiles[0], min_memory_gb=gb),))}
+        (view,) = explain_written([model], fleet.statistics(NOW), NOW, filled=filled)
+        assert (view.unfilled, view.places) == (unfilled, 1)
+        assert view.explanation.placement is not None
+
+
+def test_what_is_not_declared_is_booked_as_it_was_measured(running: Running, a_report: Any) -> None:
+    definition = written()
+    fleet = running(definition)
+    (replica,) = fleet.ready(TINY)
+    seen = Measured(memory_gb=10.0, version="1.2")
+    report = replace(a_report(replica.shard, ShardState.READY), measured=seen)
+    fleet.handle(ShardChanged(node=NodeId("n1"), report=report), NOW + 6.0)
+    assert fleet.statistics(NOW).nodes[0].host.free_gb == 6.0
+    # another definition of its name gets all of that back
+    view = explained(written(source="/other.gguf", more="  min_memory_gb: 16\n"), fleet)
+    assert (view.stops, view.explanation.placement is not None) == (("rep-tiny-1",), True)
+    fleet.handle(CatalogChanged(models=()), NOW + 9.0)
+    assert see_hosts(fleet.statistics(NOW), TINY, NOW + 9.0)[0].leaving == {"rep-tiny-1": 10.0}
+
+
+def test_room_that_is_kept_for_a_model_is_free_for_it_alone(running: Running) -> None:
+    definition = written(more="  min_memory_gb: 10\n  gpu_class: h100-80g\n")
+    fleet = running(definition, count=1, state=ShardState.ENDED)
+    picture = fleet.statistics(NOW + 5.0)
+    if not picture.reserved:
+        (shard,) = (shard for each in picture.nodes for replica in each.replicas for shard in replica.shards)
+        (each,) = picture.nodes
+        host = replace(each.host, booked_gb=10.0, booked={"GPU-0": shard.spec.replica})
+        picture = replace(picture, nodes=(replace(each, host=host),), reserved={TINY: (shard,)})
+    (own,), (other,) = (see_hosts(picture, ModelName(name), NOW) for name in ("tiny", "other"))
+    assert (own.free_gb, len(own.free)) == (16.0, 1)
+    assert (other.free_gb, len(other.free)) == (6.0, 0)

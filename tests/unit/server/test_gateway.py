@@ -854,19 +854,18 @@ async def test_a_model_without_a_place_says_why(setting: Setting, a_model: Any, 
     setting.place(model, node)
     refusal = setting.gateway.absent(model)
     assert refusal.code == "model_loading"
-    assert "(1 not_enough_memory)" in refusal.message
-    # a client is told of no node
-    assert "n1" not in refusal.message
+    # what nodes there are is none of a client's business
+    assert "can't be placed now: not enough free memory; try again in " in refusal.message
     nowhere = Setting()
     nowhere.handle(CatalogChanged(models=(model,)), Wakeup())
-    assert "there is no node" in nowhere.gateway.absent(model).message
+    assert "no machine that can run it is available" in nowhere.gateway.absent(model).message
 
 
 async def test_a_model_on_a_silent_node_says_so(ready: Setting, a_model: Any) -> None:
     ready.handle(NodeLost(node=NodeId("n1")))
     refusal = ready.gateway.absent(a_model())
     assert (refusal.status, refusal.code) == (503, "model_unreachable")
-    assert "n1" in refusal.message
+    assert refusal.message == f"The model tiny can't be reached now; try again in {refusal.retry_after} s."
     assert refusal.retry_after
 
 
@@ -882,7 +881,7 @@ async def test_a_node_that_requests_do_not_get_through_to_is_waited_for_a_while(
     assert setting.gateway.choose(model, frozenset()) is None
     refusal = setting.gateway.absent(model)
     assert (refusal.status, refusal.code) == (503, "model_unreachable")
-    assert "no connection to n1" in refusal.message
+    assert "n1" not in refusal.message
     began = trio.current_time()
     assert not await setting.gateway.wait_ready(model)
     assert trio.current_time() - began == UNREACHABLE_SECONDS

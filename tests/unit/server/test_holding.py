@@ -10,9 +10,11 @@ import trio
 from trio.testing import MockClock
 
 from llmgw.admin.management import Refused
-from llmgw.admin.views import LoadBegun, Stopped
+from llmgw.admin.views import LoadBegun, Removed, Stopped
+from llmgw.core.model import ModelName
 from llmgw.core.replica import ShardState
 from llmgw.core.rolling import PROVING_SECONDS
+from llmgw.errors import LlmgwError
 
 Operate = Callable[..., Any]
 Text = Callable[..., str]
@@ -51,7 +53,9 @@ async def test_a_model_that_loads_on_demand_is_loaded_now(operate: Operate, text
         assert (await server.holding.load("m")).held is False
         await server.settled()
         assert server.running("m") == [("rep-m-1", "/good.gguf")]
-        assert await server.holding.load("m") == LoadBegun(model="m", running=("rep-m-1",), wanted=1)
+        assert await server.holding.load("m") == LoadBegun(
+            model="m", running=("rep-m-1",), serving=("rep-m-1",), wanted=1
+        )
 
 
 async def test_a_model_that_is_not_to_run_is_not_loaded_and_says_where_that_is_written(
@@ -129,7 +133,102 @@ async def test_a_hold_outlasts_a_declaration_and_goes_when_it_is_forgotten(opera
         await server.defining.reload()
         await server.settled()
         assert server.running("m") == []
-        await server.holding.forget("m")
+        await server.holding.load("m")
         await server.settled()
         assert len(server.running("m")) == 1
         assert await server.store.holds.list() == {}
+
+
+class Holds:
+    """Those of a store that can be written and not read, or whose answers get lost."""
+
+    def __init__(self, holds: Any) -> None:
+        self._holds = holds
+        self.unread = False
+        self.lost: LlmgwError | None = None
+
+    async def list(self) -> Any:
+        if self.unread:
+            raise LlmgwError("its disk can't be read")
+        return await self._holds.list()
+
+    async def add(self, name: ModelName, now: float) -> Any:
+        return self._answer(await self._holds.add(name, now))
+
+    async def remove(self, name: ModelName) -> Any:
+        return self._answer(await self._holds.remove(name))
+
+    def _answer(self, done: bool) -> bool:
+        if self.lost is not None:
+            raise self.lost
+        return done
+
+
+async def test_what_the_store_has_done_is_the_fleets_at_once_and_needs_no_look_at_it(
+    operate: Operate, text_of: Text
+) -> None:
+    async with operate(text_of(), holds=Holds) as server:
+        server.holds.unread = True
+        await server.holding.stop("m")
+        assert server.scheduler.fleet.held("m"), "when the act returns, without a wait"
+        assert (await server.holding.load("m")).held
+        assert not server.scheduler.fleet.held("m")
+        await server.settled()
+        assert len(server.running("m")) == 1
+
+
+async def test_an_act_whose_answer_got_lost_is_done_at_the_next_try(operate: Operate, text_of: Text) -> None:
+    async with operate(text_of(), holds=Holds) as server:
+        holds = server.holds
+        for act, held in ((server.holding.stop, True), (server.holding.load, False)):
+            holds.lost = LlmgwError("the store did not answer")
+            with pytest.raises(LlmgwError, match="did not answer"):
+                await act("m")
+            assert server.scheduler.fleet.held("m") is not held
+            holds.lost = None
+            told = await act("m")
+            assert server.scheduler.fleet.held("m") is held
+            # whoever asks is told of it as if it had been done now
+            assert told.already is False if held else told.held is True
+
+
+async def test_a_model_is_removed_with_its_hold_and_is_not_started_for_that(operate: Operate, text_of: Text) -> None:
+    async with operate() as server:
+        await server.defining.add("m.yaml", text_of(), replace=False)
+        await server.settled()
+        await server.holding.stop("m")
+        await server.settled()
+        before = len(server.texts())
+        assert await server.holding.remove("m") == Removed(name="m")
+        await server.settled()
+        assert not any("goes to n1" in text for text in server.texts()[before:])
+        assert (await server.store.holds.list(), server.scheduler.fleet.held("m")) == ({}, False)
+        await server.defining.add("m.yaml", text_of(), replace=False)
+        await server.settled()
+        assert len(server.running("m")) == 1
+        assert [each[0] for each in await server.outcomes("m")] == [1]
+
+
+async def test_a_model_that_goes_while_it_is_to_be_stopped_leaves_no_hold(operate: Operate, text_of: Text) -> None:
+    async with operate() as server:
+        await server.defining.add("m.yaml", text_of(), replace=False)
+        await server.settled()
+        refused: list[Refused] = []
+
+        async def stop() -> None:
+            refused.append(await refusal(server.holding.stop("m")))
+
+        async with trio.open_nursery() as nursery, server.holding._acting:
+            nursery.start_soon(stop)
+            await server.settled()
+            await server.defining.remove("m")
+            await server.settled()
+        assert [each.code for each in refused] == ["unknown_model"]
+        assert await server.store.holds.list() == {}
+
+
+async def test_what_is_only_on_its_way_does_not_serve(operate: Operate, text_of: Text) -> None:
+    async with operate(text_of("/slow.gguf", scaling=LAZY)) as server:
+        await server.holding.load("m")
+        await server.settled()
+        assert await server.holding.load("m") == LoadBegun(model="m", running=("rep-m-1",), wanted=1)

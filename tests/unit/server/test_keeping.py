@@ -62,7 +62,7 @@ async def test_all_is_handed_over_in_its_order(
     keeping.keep(a_fact())
     keeping.keep(Reverted(model=model, by=model, why="it fell over"))
     await trio.testing.wait_all_tasks_blocked()
-    assert shelf.kept == ["proven tiny", "learned /x", "reverted tiny to /tiny.gguf: it fell over"]
+    assert shelf.kept == ["proven tiny", "reverted tiny to /tiny.gguf: it fell over", "learned /x"]
     nursery.cancel_scope.cancel()
 
 
@@ -77,6 +77,7 @@ async def test_what_became_of_a_definition_is_offered_until_it_is_taken(
     shelf.trouble = LlmgwError("the disk is full")
     nursery.start_soon(keeping.serve)
     keeping.keep(a_fact("/lost"))
+    await trio.testing.wait_all_tasks_blocked()
     keeping.keep(Reverted(model=model, by=model, why="x"))
     keeping.keep(Proven(model=model))
     keeping.keep(a_fact("/later"))
@@ -90,6 +91,25 @@ async def test_what_became_of_a_definition_is_offered_until_it_is_taken(
     shelf.trouble = None
     await trio.sleep(1000)
     assert shelf.kept == ["reverted tiny to /tiny.gguf: x", "proven tiny", "learned /later"]
+    nursery.cancel_scope.cancel()
+
+
+async def test_facts_hold_up_nothing_that_became_of_a_definition(
+    shelf: Shelf, a_model: Callable[..., Model], nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """A thousand of them, 15 s each, were before it."""
+    model, keeping = a_model(), Keeping(shelf)
+    shelf.hangs = True
+    nursery.start_soon(keeping.serve)
+    for number in range(100):
+        keeping.keep(a_fact(f"/{number}"))
+    await trio.sleep(1)
+    keeping.keep(Reverted(model=model, by=model, why="x"))
+    await trio.sleep(KEEP_SECONDS - 2)
+    shelf.hangs = False
+    await trio.sleep(2)
+    # the one that hung is lost
+    assert shelf.kept == ["reverted tiny to /tiny.gguf: x", *(f"learned /{number}" for number in range(1, 100))]
     nursery.cancel_scope.cancel()
 
 

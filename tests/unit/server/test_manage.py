@@ -25,8 +25,9 @@ from llmgw.admin.views import (
     ToolsChecked,
 )
 from llmgw.config.definition import Definition, parse_definitions
-from llmgw.core.events import NodeRegistered, NodesExpected, ShardChanged
+from llmgw.core.events import FactsKnown, NodeRegistered, NodesExpected, ShardChanged
 from llmgw.core.fleet import Fleet
+from llmgw.core.learned import Fact, make_key
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import FabricFound, Gpu, NodeId
 from llmgw.core.replica import ReplicaId, ShardState
@@ -37,6 +38,7 @@ from llmgw.errors import ConfigError, Problem
 from llmgw.server.defining import Defining, Reread
 from llmgw.server.history import Histories
 from llmgw.server.holding import Holding
+from llmgw.server.learning import Learning
 from llmgw.server.manage import MAX_WAIT_SECONDS, Manage
 from llmgw.server.marking import Marking
 from llmgw.server.pages import serve_pages
@@ -94,6 +96,9 @@ class Store:
 
     async def remove(self, name: ModelName) -> bool:
         return self.kept.pop(name, None) is not None
+
+    async def forget(self, name: ModelName) -> bool:
+        return await self.remove(name)
 
 
 @dataclass(frozen=True)
@@ -173,7 +178,7 @@ class Bench:
             reread=self._reread,
             wall=lambda: WHEN,
         )
-        self.holds = kept.holds
+        self.holds, self.facts = kept.holds, kept.facts
         self.holding = Holding(self.scheduler, kept.holds, defining=self.defining, histories=histories)
         self.returning = Returning(self.scheduler, defining=self.defining, histories=histories, facts=kept.facts)
         self.manage = Manage(
@@ -187,6 +192,7 @@ class Bench:
             marking=self.marking,
             holding=self.holding,
             returning=self.returning,
+            learning=Learning(self.scheduler, kept.facts, defining=self.defining),
             skews=self.skews,
             describe_store=lambda: StoreView(kind="memory", where="here", failing=self.failing),
             check_tools=self._check_tools,
@@ -277,8 +283,8 @@ async def test_a_model_is_stopped_loaded_and_rolled_back_over_the_port(make: Mak
     assert manage.model("m").definition.source == "/one.gguf"
 
 
-async def test_a_model_that_is_removed_leaves_no_hold_and_no_history(make: Make) -> None:
-    bench = await make(written=declared("written"))
+async def test_a_model_that_is_removed_leaves_no_hold_and_no_history(make: Make, a_store: Any) -> None:
+    bench = await make(a_store.models, written=declared("written"))
     for _ in range(2):
         await bench.manage.add("m.yaml", text_of("m"), replace=False)
         await bench.settled()
@@ -327,7 +333,47 @@ async def test_events_are_told_by_number_model_and_node(make: Make, a_model: Any
     assert event.text == "n2 is lost"
     nothing = await bench.manage.events(after=last)
     assert (nothing.events, nothing.last, nothing.missed) == ((), last, 0)
-    assert (await bench.manage.events(after=0, model="gone")).events == ()
+    assert found.unknown == ()
+
+
+async def test_of_names_that_there_are_not_it_is_told_and_of_those_that_were_also_what_happened(
+    make: Make, a_model: Any, node: Any
+) -> None:
+    bench = await make(Store(a_model("tiny")))
+    await bench.scheduler.post(NodeRegistered(node=node))
+    await bench.settled()
+    bench.scheduler.chronicle.note("model", "gone is gone", model=ModelName("gone"))
+    found = await bench.manage.events(after=0, model="gone")
+    assert [event.text for event in found.events] == ["gone is gone"]
+    assert found.unknown == ("there is no model gone",)
+    found = await bench.manage.events(after=0, model="tiy", node="n11")
+    assert found.events == ()
+    assert found.unknown == (
+        "there is no model tiy; did you mean tiny?",
+        "there is no node n11; did you mean n1?",
+    )
+    assert (await bench.manage.events(after=0, model="gpt", node="n1")).unknown == ()
+
+
+async def test_what_was_measured_is_shown_and_forgotten_over_the_port(make: Make, node: Any) -> None:
+    bench = await make(written=declared("m", alias="c"))
+    fact = Fact(
+        key=make_key(bench.defining.find("m"), bench.defining.find("m").profiles[0], "1.2", ""), memory_gb=900.0
+    )
+    await bench.facts.put(fact, WHEN)
+    await bench.scheduler.settle(FactsKnown(facts=(fact,)))
+    await bench.scheduler.settle(NodeRegistered(node=node))
+    client = create_app(bench.manage, listen_host="127.0.0.1").test_client()
+    headers = {"Host": "127.0.0.1:9090"}
+    shown = {"profiles": ["p"], "engine": "e", "version": "1.2", "memory_gb": 900.0}
+    told = await (await client.get("/facts/c", headers=headers)).get_json()
+    assert told == {"model": "m", "facts": [shown], "forgotten": False}
+    assert (await bench.manage.explain("m")).unfilled, "it fits, were it not for that"
+    told = await (await client.delete("/facts/c", headers=headers)).get_json()
+    assert told == {"model": "m", "facts": [shown], "forgotten": True}
+    assert await bench.facts.list() == ()
+    view = await bench.manage.explain("m")
+    assert (view.unfilled, view.explanation.placement is not None) == (False, True)
 
 
 async def test_whoever_follows_is_told_of_what_concerns_him_when_it_happens(

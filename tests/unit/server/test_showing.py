@@ -82,13 +82,16 @@ def test_a_model_without_a_place_says_why(a_model: Any, node: Any) -> None:
         fleet.handle(event, 0.0)
     model = shown(fleet)
     assert (model.state, model.engine, model.node) == (ModelState.FAILED, None, None)
-    assert model.detail == "no node can run it: 1 not_enough_memory"
+    assert model.detail == "it can't be placed now: not enough free memory"
 
 
 def test_a_model_without_a_node_says_so(fleet: Fleet, a_model: Any) -> None:
     nowhere = ModelStatistics(model=a_model(), replicas=(), verdict=Rejected())
     (model,) = show(replace(fleet.statistics(), models=(nowhere,)), "x").models
-    assert (model.state, model.detail) == (ModelState.FAILED, "there is no node to run it")
+    assert (model.state, model.detail) == (
+        ModelState.FAILED,
+        "it can't be placed now: no machine that can run it is available",
+    )
 
 
 def test_of_several_replicas_the_nearest_to_serving_speaks(fleet: Fleet) -> None:

@@ -92,12 +92,12 @@ class Asking(Fleet):
         super().__init__()
         self.next: list[Effect] = []
         self.heard: list[Event] = []
-        self.asked = trio.Event()
+        self.answered = trio.Event()
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         self.heard.append(event)
-        if isinstance(event, Demand) and event.asked:
-            self.asked.set()
+        if isinstance(event, Demand) and event.answered:
+            self.answered.set()
         effects, self.next = self.next, []
         return effects
 
@@ -122,7 +122,7 @@ async def test_a_started_tree_drains_tells_of_demand_and_keeps_what_is_to_be_kno
                 assert not any(isinstance(event, Drained) for event in fleet.heard)
             await half.scheduler.settle(Wakeup())
             assert Drained(replica=replica.id, epoch=1, number=3) in fleet.heard
-            await fleet.asked.wait()
+            await fleet.answered.wait()
             nursery.cancel_scope.cancel()
     assert shelf.kept == [("proven", model.name)]
 

@@ -32,6 +32,17 @@ async def test_a_newer_figure_takes_the_place_of_the_one_of_its_key_and_is_the_n
         assert await store.facts.list() == (fact("b", gpu_gb=2.0), fact("a", gpu_gb=3.0))
 
 
+async def test_what_is_forgotten_is_gone_and_nothing_else(path: Path) -> None:
+    plain, shorter = fact("a", gpu_gb=1.0), fact("b")
+    other = replace(plain, key=replace(plain.key, version="2"))
+    async with open_store(str(path)) as store:
+        for each in (plain, shorter, other):
+            await store.facts.put(each, 1.0)
+        await store.facts.remove([plain.key, shorter.key, fact("unheard").key])
+        await store.facts.remove([])
+        assert await store.facts.list() == (other,)
+
+
 async def test_every_part_of_a_key_tells_one_from_another(path: Path) -> None:
     plain = fact("a")
     parts = ("source", "engine", "version", "flags", "gpu_class")

@@ -76,15 +76,6 @@ async def test_the_oldest_go_and_never_the_one_to_return_to(path: Path) -> None:
         assert numbers(await history.list(OTHER)) == [1]
 
 
-async def test_a_model_that_is_removed_has_no_history_and_begins_anew(path: Path) -> None:
-    async with open_store(str(path)) as store:
-        await store.history.add([definition(), definition(), definition(name=OTHER)])
-        await store.history.remove(TINY)
-        assert await store.history.list(TINY) == ()
-        assert numbers(await store.history.list(OTHER)) == [1]
-        assert numbers(await store.history.add([definition()])) == [1]
-
-
 async def test_a_definition_that_can_not_be_read_hides_no_other(path: Path, caplog: pytest.LogCaptureFixture) -> None:
     async with open_store(str(path)) as store:
         await store.history.add([definition("/a"), definition("/b")])

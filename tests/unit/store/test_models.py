@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmgw.core.model import Lora, Model, ModelName, Prices, Profile, Scaling, Task
-from llmgw.store import open_store
+from llmgw.store import StoredDefinition, open_store
 from llmgw.store.models import StoredModel
 
 FULL = Model(
@@ -85,6 +85,43 @@ async def test_a_removed_model_is_gone_and_says_whether_it_was_there(path: Path)
         assert await store.models.remove(ModelName("a")) is True
         assert await store.models.remove(ModelName("a")) is False
         assert await store.models.list() == ()
+
+
+def entry(name: str) -> StoredDefinition:
+    return StoredDefinition(number=0, model=model(name), text="", origin="stored", added_at=1.0)
+
+
+async def test_a_forgotten_model_leaves_no_history_and_no_hold(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        for name in ("a", "b"):
+            await store.models.put(model(name), "one", 1.0)
+            await store.history.add([entry(name), entry(name)])
+            await store.holds.add(ModelName(name), 1.0)
+        assert await store.models.forget(ModelName("a")) is True
+        assert [stored.model.name for stored in await store.models.list()] == ["b"]
+        assert await store.history.list(ModelName("a")) == ()
+        assert [each.number for each in await store.history.list(ModelName("b"))] == [2, 1]
+        assert list(await store.holds.list()) == ["b"]
+        assert [each.number for each in await store.history.add([entry("a")])] == [1]
+        # what is of a declared one of that name is no stored one's to take along
+        assert await store.models.forget(ModelName("a")) is False
+        assert [each.number for each in await store.history.list(ModelName("a"))] == [1]
+        assert await store.models.remove(ModelName("b")) is True
+        assert list(await store.holds.list()) == ["b"]
+
+
+async def test_a_model_is_forgotten_whole_or_not_at_all(path: Path) -> None:
+    async with open_store(str(path)) as store:
+        await store.models.put(model("a"), "one", 1.0)
+        await store.history.add([entry("a")])
+        await store.holds.add(ModelName("a"), 1.0)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("create trigger guard before delete on holds begin select raise(abort, 'unlucky'); end")
+    async with open_store(str(path)) as store:
+        with pytest.raises(sqlite3.Error, match="unlucky"):
+            await store.models.forget(ModelName("a"))
+        assert [stored.model.name for stored in await store.models.list()] == ["a"]
+        assert [each.number for each in await store.history.list(ModelName("a"))] == [1]
 
 
 @pytest.mark.parametrize("damage", ["", "{", '{"name": 7}', '{"name": "bad", "source": "x", "aliases": "not a list"}'])

@@ -19,6 +19,7 @@ from llmgw.cli.ctl.address import find_address
 from llmgw.cli.ctl.asking import WATCH_SECONDS, drawn, server_options
 from llmgw.cli.ctl.client import NoAnswer, Operator
 from llmgw.cli.ctl.drawing import UNKNOWN, shown
+from llmgw.errors import LlmgwError
 from llmgw.host.output import STDOUT
 from llmgw.units import printable
 
@@ -27,6 +28,9 @@ MOST_LINES = 1000
 USUAL_LINES = 30
 # Less than what an answer may take: one without news is no silence.
 FOLLOW_SECONDS = 20
+
+
+_Answer = tuple[list[str], int, float, int, tuple[str, ...]]
 
 
 @click.command("events")
@@ -57,7 +61,8 @@ def command(
 ) -> None:
     """Show what has happened and why, the newest last: when (local time), what, of which model or node, and in words.
 
-    The server keeps the last thousand, and not over a restart. --follow goes on after one, and says so.
+    The server keeps the last thousand, and not over a restart. --follow goes on after one, and says so. Of a model or
+    node that is gone those that are kept are shown, and it is said that it is.
     """
     following = Following(
         operator=Operator(find_address(server, config, environ=os.environ)),
@@ -84,21 +89,27 @@ class Following:
     sleep: Callable[[float], None] = time.sleep
     last: int = 0
     began: float | None = None
+    unknown: tuple[str, ...] = ()
 
     def read(self, lines: int, *, follow: bool) -> Iterator[str]:
         """The last ``lines`` of what has happened, and with ``follow`` what happens, for ever. A server that does not
-        answer then is waited for. BrokenPipeError when nobody reads any more."""
+        answer then is waited for. LlmgwError where nothing has ever happened to what there is not: it is a wrong name.
+        BrokenPipeError when nobody reads any more."""
         events = self._look(0)
+        if self.unknown and not events and not follow:
+            raise LlmgwError("; ".join(self.unknown))
+        for text in self.unknown:
+            say(text)
         yield from events[max(len(events) - lines, 0) :]
         while follow:
             yield from self._wait()
 
     def _look(self, wait_seconds: int) -> list[str]:
         """What has happened since the last look; of a server that was started anew all that it has."""
-        events, last, began, missed = self._ask(self.last, wait_seconds)
+        events, last, began, missed, self.unknown = self._ask(self.last, wait_seconds)
         if self.began not in (None, began):
             say(f"the server was started anew {_when(began)}: its events count from 1 again")
-            events, last, began, missed = self._ask(0, 0)
+            events, last, began, missed, self.unknown = self._ask(0, 0)
         elif self.began is not None and missed:
             say(f"{missed} events are missing here: the server did not keep them for so long")
         self.last, self.began = last, began
@@ -130,13 +141,14 @@ class Following:
                 say("it answers again")
             return events
 
-    def _ask(self, after: int, wait_seconds: int) -> tuple[list[str], int, float, int]:
+    def _ask(self, after: int, wait_seconds: int) -> _Answer:
         query = urlencode({"after": after, "wait": wait_seconds, **self.filters})
         return drawn(self.operator, self.operator.ask("GET", f"/events?{query}"), self._read)
 
-    def _read(self, answer: Any) -> tuple[list[str], int, float, int]:
+    def _read(self, answer: Any) -> _Answer:
         events = [self.shape(event) for event in answer["events"]]
-        return events, int(answer["last"]), float(answer["began"]), int(answer["missed"])
+        unknown = tuple(map(str, answer.get("unknown", ())))
+        return events, int(answer["last"]), float(answer["began"]), int(answer["missed"]), unknown
 
 
 def _check_reader() -> None:

@@ -40,13 +40,17 @@ def command(*, model: str, wait: bool, asked: Asked) -> None:
 
 
 def draw(answer: Any) -> list[Block]:
-    name, running = shown(answer["model"]), ", ".join(map(shown, answer["running"]))
+    name, serving, running = shown(answer["model"]), answer["serving"], answer["running"]
     blocks: list[Block] = []
     if answer["held"]:
         blocks.append(f"{name} is no longer stopped")
     if answer["retried"]:
         blocks.append(f"{name}: its definition, which had failed, is tried again")
-    blocks.append(f"{name} has {running}" if running else f"{name} loads")
+    if serving:
+        blocks.append(f"{name} is served by {', '.join(map(shown, serving))}")
+    if not serving or len(serving) < answer["wanted"]:
+        on_the_way = [shown(each) for each in running if each not in serving]
+        blocks.append(f"{name} loads: {', '.join(on_the_way)}" if on_the_way else f"{name} loads")
     return blocks
 
 

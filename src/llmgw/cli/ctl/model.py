@@ -9,6 +9,7 @@ from llmgw.cli.commands import CommandTable
 COMMANDS = {
     "add": "Add the models of a definition file; they are kept over restarts.",
     "edit": "Edit the definition of a model that was added.",
+    "facts": "What launches of a model have shown of the memory and time that it takes.",
     "history": "The definitions that a model has had, and what became of each.",
     "rm": "Remove a model that was added.",
     "rollback": "Give a model that was added an earlier definition again.",

@@ -29,6 +29,8 @@ def draw_explanation(answer: Any, *, whole: bool) -> list[Block]:
     """One model: where it is, what one more replica would come to, each verdict, and what was decided before."""
     explanation = answer["explanation"]
     blocks: list[Block] = [*_now(answer), *_outcome(explanation)]
+    if answer.get("unfilled"):
+        blocks.append("by the measured figures there is no place: they are left out, for nothing of it serves")
     if evicts := answer.get("evicts"):
         blocks.append(shown(evicts))
     if numbers := answer.get("numbers"):

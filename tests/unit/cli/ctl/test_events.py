@@ -76,6 +76,28 @@ def test_only_what_is_about_a_model_and_a_node_is_asked_for(port: Any, ctl: Any)
     assert (ctl("events", "--model", "org/m", "--node", "gpu01").status, len(port.heard)) == (0, 1)
 
 
+NOPE = "there is no model nope; did you mean note?"
+
+
+def test_a_wrong_name_is_told_with_the_one_that_may_be_meant(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/events?after=0&wait=0&model=nope", {**answer(last=7), "unknown": [NOPE]})
+    ended = ctl("events", "--model", "nope")
+    assert (ended.status, ended.out, ended.err) == (1, "", f"llmgw: {NOPE}\n")
+
+
+def test_of_what_is_gone_its_events_are_shown_and_that_it_is(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/events?after=0&wait=0&model=nope", {**answer(1), "unknown": [NOPE]})
+    for words in ((), ("--lines", "0")):
+        ended = ctl("events", "--model", "nope", *words)
+        assert (ended.status, len(ended.out.splitlines()), ended.err) == (0, 0 if words else 1, f"llmgw: {NOPE}\n")
+
+
+def test_what_is_still_to_come_can_be_followed(scripted: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    reader = Reader(scripted({**answer(last=3), "unknown": [NOPE]}, {**answer(4), "unknown": [NOPE]}, answer(5)))
+    assert reader.read == ["4", "5"]
+    assert capsys.readouterr().err == f"llmgw: {NOPE}\n", "once"
+
+
 @pytest.mark.parametrize("lines", ["-1", "1001", "all"])
 def test_a_number_of_lines_that_can_not_be_is_told(port: Any, ctl: Any, lines: str) -> None:
     ended = ctl("events", "--lines", lines)

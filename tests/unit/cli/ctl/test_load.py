@@ -8,7 +8,7 @@ import pytest
 from llmgw.cli.ctl.load import follow
 from llmgw.errors import LlmgwError
 
-BEGUN = {"model": "qwen", "held": False, "retried": False, "running": [], "wanted": 1}
+BEGUN = {"model": "qwen", "held": False, "retried": False, "running": [], "serving": [], "wanted": 1}
 
 
 def model(status: str, *ended: tuple[int, str], **facts: Any) -> dict[str, Any]:
@@ -24,7 +24,14 @@ def model(status: str, *ended: tuple[int, str], **facts: Any) -> dict[str, Any]:
         ({}, ["qwen loads"]),
         ({"held": True}, ["qwen is no longer stopped", "qwen loads"]),
         ({"retried": True}, ["qwen: its definition, which had failed, is tried again", "qwen loads"]),
-        ({"running": ["rep-qwen-1"]}, ["qwen has rep-qwen-1"]),
+        ({"running": ["rep-qwen-1"]}, ["qwen loads: rep-qwen-1"]),
+        ({"running": ["rep-qwen-1"], "serving": ["rep-qwen-1"]}, ["qwen is served by rep-qwen-1"]),
+        (
+            {"running": ["rep-qwen-1", "rep-qwen-2"], "serving": ["rep-qwen-1"], "wanted": 2},
+            ["qwen is served by rep-qwen-1", "qwen loads: rep-qwen-2"],
+        ),
+        # the one that is replaced is no load
+        ({"running": ["rep-qwen-1", "rep-qwen-2"], "serving": ["rep-qwen-1"]}, ["qwen is served by rep-qwen-1"]),
     ],
 )
 def test_it_is_said_what_loading_it_changes(port: Any, ctl: Any, facts: dict[str, Any], lines: list[str]) -> None:

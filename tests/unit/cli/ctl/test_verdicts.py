@@ -156,6 +156,11 @@ def test_it_is_said_what_would_make_way() -> None:
     assert told[4] == "rep-b-1 would make way: it is idle"
 
 
+def test_it_is_said_that_measured_figures_are_left_out() -> None:
+    told = lines(answer(host("n1"), unfilled=True))
+    assert "by the measured figures there is no place: they are left out, for nothing of it serves" in told
+
+
 def test_each_number_says_where_it_comes_from() -> None:
     numbers = (
         Figure(name="gpu_memory", value=70.46, unit="GB", kind=Kind.MEASURED, profile="tp2"),

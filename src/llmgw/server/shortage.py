@@ -1,0 +1,26 @@
+"""What anybody may be told of a model that has no place now: by kind, and not a word on any node or operator."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from llmgw.core.rejection import Reason
+
+# Of which there would be enough if others did not have it.
+_LACKS = {
+    Reason.NOT_ENOUGH_GPUS: "GPUs",
+    Reason.NOT_ENOUGH_GPU_MEMORY: "GPU memory",
+    Reason.NOT_ENOUGH_MEMORY: "memory",
+    Reason.NOT_ENOUGH_DISK: "disk space",
+}
+
+
+def tell_shortage(reasons: Collection[Reason]) -> str:
+    """Why no place was found, in words that follow a colon; ``llmgw ctl explain-placement`` tells of each node."""
+    lacks = [what for reason, what in _LACKS.items() if reason in reasons]
+    if lacks:
+        *first, last = lacks
+        return f"not enough free {', '.join(first)} or {last}" if first else f"not enough free {last}"
+    if Reason.BACKING_OFF in reasons:
+        return "it failed to start a short while ago"
+    return "no machine that can run it is available"
