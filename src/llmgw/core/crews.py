@@ -64,7 +64,7 @@ def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
     proven = sum(life.proven and serves(state, life) for life in crew.steady)
     for life in list(reversed(crew.moving)):
         why = state.find_move(life) or ""
-        others = sum(serves(state, each) for each in crew.moving if each is not life)
+        others = sum(serves(state, each) or not serves(state, life) for each in crew.moving if each is not life)
         if _is_late(state, life, now):
             crew.moving.remove(life)
             leaving.cut_off(state, life, f"{why}, and its time is over", now)

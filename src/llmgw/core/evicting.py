@@ -85,6 +85,8 @@ def _list_idle(state: State, asker: Model, now: float) -> Iterator[Idle]:
     for name, model in state.rolls.launched.items():
         if not model.scaling.on_demand or name == asker.name or state.is_asked_for(name, now):
             continue
+        # What takes the place of another that serves is no load that nobody wants.
+        serves = any(life.replica.state is ShardState.READY for life in state.roster.of(name))
         for life in state.roster.of(name):
             replica = life.replica
             if (
@@ -95,6 +97,8 @@ def _list_idle(state: State, asker: Model, now: float) -> Iterator[Idle]:
             ):
                 continue
             ready = replica.state is ShardState.READY
+            if serves and not ready:
+                continue
             seconds = state.learned.load_seconds(model) or USUAL_LOAD_SECONDS
             yield Idle(
                 life=life.key,

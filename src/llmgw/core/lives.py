@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass, replace
 
 from llmgw.core.effects import Announce, Happening, Learn, Proven, Reverted
+from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.replica import MAY_FOLLOW, Load, Measured, Replica, Shard, ShardReport, ShardState, reached
 from llmgw.core.rolling import PROVING_SECONDS
@@ -220,8 +221,9 @@ def gone(state: State, life: Life, node: NodeId, now: float) -> None:
     if not life.alive:
         state.going.pop(life.key, None)
         _keep_room(state, life, now)
-        if life.evicted_for is not None:
+        if life.evicted_for is not None and state.launched(life.evicted_for) is not None:
             # Or whoever comes first would have the room that was made for this one.
+            _reserve(state, life.evicted_for, life, now)
             state.plan_first(life.evicted_for)
     if life.alive or life.replica.cause is not None:
         state.roster.put(life)
@@ -243,8 +245,12 @@ def _keep_room(state: State, life: Life, now: float) -> None:
     failed = life.replica.cause is not None and model.scaling.min > 0 and max(waits, default=0.0) <= RESERVED_SECONDS
     reachable = not any(state.roster.is_lost(node) or state.roster.is_draining(node) for node in life.replica.nodes)
     if reachable and (failed or life.in_place):
-        state.roster.reserve(name, life.replica.shards)
-        state.reserved_until[name] = now + RESERVED_SECONDS
+        _reserve(state, name, life, now)
+
+
+def _reserve(state: State, name: ModelName, life: Life, now: float) -> None:
+    state.roster.reserve(name, life.replica.shards)
+    state.reserved_until[name] = now + RESERVED_SECONDS
 
 
 def stop_shards(state: State, life: Life, now: float) -> None:

@@ -120,7 +120,9 @@ def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: 
     if crew.lost:
         crews.give_up(state, crew.lost.pop(0), now)
     starting.start(state, model, found, now)
-    _give_back_room(state, model)
+    if model.name in state.reserved_until:
+        # What room is kept for it is given back once nothing of it is missing.
+        state.plan_later(model.name)
     if model is not state.launched(model.name):
         # One that stands in makes none of the others needless.
         return

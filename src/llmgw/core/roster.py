@@ -232,9 +232,9 @@ class Roster:
         return self._make_host(self.members[host.id], gone, asker)
 
     def reserve(self, name: ModelName, shards: tuple[Shard, ...]) -> None:
-        """Keep the room of these, which have ended, for the model that they were of."""
-        self.release(name)
-        self._reserved[name] = shards
+        """Keep the room of these, which have ended, for this model, beside what is kept for it."""
+        kept = {shard.spec.id: shard for shard in (*self._reserved.get(name, ()), *shards)}
+        self._reserved[name] = tuple(kept.values())
         for shard in shards:
             self._make_anew(shard.spec.node)
 

@@ -63,8 +63,8 @@ def come_due(state: State, now: float) -> None:
         state.plan_later(name)
     for name in [name for name, at in state.reserved_until.items() if at <= now]:
         del state.reserved_until[name]
-        if state.roster.release(name):
-            state.plan_waiting()
+        state.roster.release(name)
+        state.plan_waiting()
     for name in [name for name, at in state.review_at.items() if at <= now]:
         del state.review_at[name]
         state.plan_later(name)

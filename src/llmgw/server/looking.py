@@ -198,9 +198,18 @@ def _tell_rollout(each: ModelStatistics) -> str | None:
     """What is on its way from one definition to another, and what that waits for."""
     if each.rollout is None or each.held:
         return None
-    left = ", ".join(each.rollout.outdated)
-    waits = f", and the next waits for room: {each.rollout.waits}" if each.rollout.waits else ""
-    return f"rolling: {left} {'runs' if len(each.rollout.outdated) == 1 else 'run'} by the earlier definition{waits}"
+    going = {replica.id for replica in each.replicas if replica.draining is not None}
+    stay = [name for name in each.rollout.outdated if name not in going]
+    leave = [name for name in each.rollout.outdated if name in going]
+    told = []
+    if stay:
+        told.append(f"{', '.join(stay)} {'runs' if len(stay) == 1 else 'run'} by the earlier definition")
+    if leave:
+        verb = "answers" if len(leave) == 1 else "answer"
+        told.append(f"{', '.join(leave)} still {verb} requests by {'it' if stay else 'the earlier definition'}")
+    if each.rollout.waits:
+        told.append(f"the next waits for room: {each.rollout.waits}")
+    return f"rolling: {', and '.join(told)}"
 
 
 def _find_ailing(each: ModelStatistics) -> str | None:

@@ -174,21 +174,35 @@ def _tell_left(fleet: FleetStatistics, each: NodeStatistics | None) -> str | Non
     drains = fleet.draining.get(each.node.id) if each is not None else None
     if each is None or drains is None:
         return None
-    found = {replica.id: replica for replica in each.replicas}
-    told = (f"{name} {_tell_wait(fleet, found[name])}" for name in dict.fromkeys(drains.left) if name in found)
+    # (the shard of one that spans nodes may have ended here, and not on another)
+    here = living(each)
+    found = {replica.id: replica for replica in each.replicas if replica.id in here}
+    told = (
+        f"{name} {_tell_wait(fleet, found[name], lost=each.lost)}"
+        for name in dict.fromkeys(drains.left)
+        if name in found
+    )
     return "; ".join(told) or None
 
 
-def _tell_wait(fleet: FleetStatistics, replica: Replica) -> str:
-    if replica.state is ShardState.STOPPING:
-        return "is stopping"
-    if replica.draining is not None:
-        return "answers its last requests"
+def _tell_wait(fleet: FleetStatistics, replica: Replica, *, lost: bool) -> str:
+    going = replica.state is ShardState.STOPPING or replica.draining is not None
+    if lost:
+        # Nobody there hears that it is to stop, and none of its requests can be seen to end.
+        still = "can't be reached and may run there still"
+        return still if going or (room := _tell_room(fleet, replica)) is None else f"{still}, and {room}"
+    if going:
+        return "is stopping" if replica.state is ShardState.STOPPING else "answers its last requests"
+    return _tell_room(fleet, replica) or "waits for the one in its place"
+
+
+def _tell_room(fleet: FleetStatistics, replica: Replica) -> str | None:
+    """What keeps another from taking its place; None where nothing does."""
     verdict = next((each.verdict for each in fleet.models if each.model.name == replica.model), None)
     if isinstance(verdict, Rejected):
         reasons = verdict.counted()
         return f"waits for room elsewhere: {reasons}" if reasons else "waits for room elsewhere"
-    return "waits for the one in its place"
+    return None
 
 
 def _own_words(kept: KeptNode | None) -> Mapping[str, str] | None:

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from fleets import (
     N1,
+    PAIR,
     a_fleet,
     a_gpu_node,
     a_model,
@@ -41,7 +42,7 @@ from llmgw.core.events import (
 from llmgw.core.evicting import RESIDENCY_SECONDS
 from llmgw.core.fleet import Fleet
 from llmgw.core.learned import Fact, make_key
-from llmgw.core.model import Model, ModelName, Profile
+from llmgw.core.model import ANY_CLASS, Model, ModelName, Profile
 from llmgw.core.node import Gpu
 from llmgw.core.placement import Rejected
 from llmgw.core.planning import BACKSTOP_SECONDS
@@ -537,3 +538,19 @@ def test_one_that_fails_again_and_again_pushes_out_nobody_more() -> None:
             elif replica.state is ShardState.PLACED:
                 fleet.handle(a_word(replica.shard, ShardState.READY), now)
     assert evicted == OFTEN
+
+
+def test_nobody_makes_way_for_a_group_whose_nodes_would_have_cards_of_two_classes() -> None:
+    single = replace(a_wide_model(Profile(name="p", engine="e", gpu_class="h100-80g", tp=8), least=0), name=A)
+    pair = replace(a_wide_model(replace(PAIR, gpu_class=ANY_CLASS), least=0), name=B)
+    other = a_gpu_node("n2")
+    assert other.gpus is not None
+    other = replace(other, gpus=tuple(replace(gpu, gpu_class="a100-80g") for gpu in other.gpus))
+    fleet, _ = a_fleet(single, pair, nodes=[a_gpu_node("n1"), other])
+    effects = fleet.handle(Demand(model=A, waiting=1), 0.0)
+    fleet.handle(a_word(next(e.shards[0] for e in desires(effects) if e.shards), ShardState.READY), 1.0)
+    fleet.handle(Demand(model=A), 1.0)
+    assert wait(fleet) == []
+    # (of one class they do)
+    fleet.handle(NodeRegistered(node=a_gpu_node("n3")), 201.0)
+    assert [drain.replica for drain in drains(wake(fleet, until=202.0))] == ["rep-a-1"]

@@ -661,6 +661,11 @@ class Liars:
         assert all(key in roster._at for key in state.forget_at)
         for keys in (state.going, state.prove_at, state.drain_until, state.whole_at):
             assert keys.keys() <= roster.lives.keys()
+        names = {model.name for model in self.fleet.catalog}
+        for known in (state.told, state.sizes, state.failures, state.reserved_until):
+            assert known.keys() <= names
+        assert roster.reserved.keys() == state.reserved_until.keys()
+        assert all(tries.keys() <= roster.members.keys() for tries in state.failures.values())
         for model in self.fleet.catalog:
             ready = self.fleet.ready(model.name)
             # (one more while one takes the place of another)

@@ -168,6 +168,13 @@ def test_of_several_versions_that_nodes_have_the_most_counts() -> None:
     assert (profile.gpu_memory_gb, profile.min_memory_gb) == (30.0, 6.0)
 
 
+def test_news_of_one_version_takes_nothing_from_another() -> None:
+    old, new = replace(SEEN, version="1.1", gpu_gb=40.0), replace(SEEN, version="1.2")
+    known = learned((CARD, old), (CARD, new), (CARD, replace(new, gpu_gb=35.0)))
+    assert known.fill(MODEL, versions("1.1", "1.2")).profiles[0].gpu_memory_gb == 40.0
+    assert known.fill(MODEL, versions("1.2")).profiles[0].gpu_memory_gb == 35.0
+
+
 def test_figures_of_another_class_of_gpu_are_not_used() -> None:
     assert learned((CARD, SEEN), gpu_class="a100-40g").fill(MODEL, versions("1.2")) is MODEL
 

@@ -922,3 +922,35 @@ def test_one_that_can_not_be_reached_is_proven_when_it_is_back() -> None:
     assert proven(wake(fleet, until=50.0)) == []
     effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 50.5)
     assert proven([*effects, *wake(fleet, until=61.0)]) == [OLD]
+
+
+def test_an_old_one_that_dies_while_the_new_one_comes_is_not_shown_as_failed_for_ever() -> None:
+    fleet, old = a_served(a_model(most=2))
+    changed(fleet, a_model(most=2, source="/new"))
+    new = the_new(fleet)
+    fleet.handle(a_word(old, ShardState.ENDED, cause="killed by SIGKILL"), 21.0)
+    wake(fleet, until=21.0)
+    fleet.handle(a_word(new, ShardState.READY), 22.0)
+    wake(fleet, until=60.0)
+    assert [(replica.id, replica.state) for replica in fleet.statistics().models[0].replicas] == [
+        (new.replica, ShardState.READY)
+    ]
+
+
+def test_one_that_stands_in_takes_the_place_of_none_that_still_loads() -> None:
+    model = replace(OLD, scaling=Scaling(min=2, max=2))
+    fleet, effects = a_fleet(model)
+    one, two = desires(effects)[-1].shards
+    for shard in (one, two):
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=15.0)
+    # one loads again, and the other ends, while what is written has no place
+    fleet.handle(a_word(one, ShardState.ENDED, cause="killed"), 16.0)
+    again = next(shard for shard in desires(wake(fleet, until=25.0))[-1].shards if shard.replica == one.replica)
+    fleet.handle(a_word(again, ShardState.LOADING), 26.0)
+    changed(fleet, nowhere(model), now=27.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 28.0)
+    fleet.handle(a_word(two, ShardState.ENDED, cause="killed"), 29.0)
+    wake(fleet, until=60.0)
+    shown = {replica.id: (replica.state, replica.epoch) for replica in fleet.statistics().models[0].replicas}
+    assert shown == {one.replica: (ShardState.LOADING, 2), two.replica: (ShardState.PLACED, 2)}

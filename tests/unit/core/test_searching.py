@@ -21,7 +21,7 @@ from fleets import (
 )
 
 from llmgw.core.costs import OFTEN
-from llmgw.core.events import CatalogChanged, FactsKnown, NodeLost, NodeRegistered, NodeSilent
+from llmgw.core.events import CatalogChanged, FactsKnown, NodeLost, NodeRegistered, NodeReported, NodeSilent
 from llmgw.core.fleet import Fleet
 from llmgw.core.learned import Fact, make_key
 from llmgw.core.model import Model, ModelName, Profile
@@ -124,6 +124,14 @@ def test_what_another_replica_has_of_the_node_stays_taken() -> None:
     assert len(list(fleet._state.roster.of(A))) == 2
     assert could_fit(fleet, replace(a_wide_model(small), name=ModelName("b"))) == ["n1", "n1"]
     assert could_fit(fleet, replace(a_wide_model(CARD), name=ModelName("b"))) == []
+
+
+def test_what_was_launched_on_cards_that_nobody_knew_gives_back_all_of_them() -> None:
+    old = replace(a_gpu_node("n1"), gpus=None)
+    fleet, _ = a_fleet(a_single(replace(CARD, gpu_class=None)), nodes=[old])
+    assert the_replica(fleet, A).shard.gpus is None
+    fleet.handle(NodeReported(node=a_gpu_node("n1")), 1.0)
+    assert could_fit(fleet, replace(a_wide_model(CARD), name=ModelName("b"))) == ["n1"]
 
 
 def test_a_node_could_do_for_a_group_where_others_on_its_fabric_would() -> None:

@@ -17,7 +17,6 @@ from llmgw.core.events import (
     CatalogChanged,
     Drained,
     FactsKnown,
-    ModelCalled,
     NodeRegistered,
     NodesExpected,
     ShardChanged,
@@ -26,7 +25,7 @@ from llmgw.core.events import (
 from llmgw.core.fleet import Fleet
 from llmgw.core.hosts import Standing
 from llmgw.core.learned import Fact, make_key
-from llmgw.core.model import Model, ModelName, Scaling
+from llmgw.core.model import Model, ModelName
 from llmgw.core.node import Gpu, Node, NodeId
 from llmgw.core.replica import Measured, ReplicaId, ShardState
 from llmgw.core.trace import Decision
@@ -269,31 +268,27 @@ def test_of_what_serves_or_has_only_to_wait_the_measured_figures_count(running: 
     assert replace(question, hosts=silent, backing_off={}).explain().unfilled is None
 
 
+class Evicting:
+    """A fleet that has somebody to send away."""
+
+    def __init__(self, fleet: Fleet) -> None:
+        self._fleet = fleet
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fleet, name)
+
+    def would_evict(self, model: Model, now: float) -> ReplicaId:
+        return ReplicaId("rep-lazy-1")
+
+
 def test_an_idle_replica_makes_way_before_measured_figures_are_left_out(running: Running) -> None:
-    lazy = replace(written("lazy", least=0).model, scaling=Scaling(min=0, max=1))
-    asker = replace(written("asker").model, scaling=Scaling(min=1, max=1))
-    fleet = running(count=0)
-    fleet.handle(CatalogChanged(models=(lazy,)), NOW)
-    fleet.handle(ModelCalled(model=lazy.name), NOW)
-    fact = Fact(key=make_key(asker, asker.profiles[0], "1.2", ""), memory_gb=900.0)
-    answer = Question(
-        model=asker,
-        filled=replace(asker, profiles=(replace(asker.profiles[0], min_memory_gb=fact.memory_gb),)),
-        hosts=see_hosts(fleet.statistics(NOW), asker.name, NOW),
-        now=NOW,
-    ).explain()
+    definition = written()
+    fleet = running(definition, state=ShardState.ENDED)
+    later = NOW + 20.0
+    learn(fleet, definition.model, 900.0)
+    answer = ask(fleet, definition.model, later).explain()
     assert answer.unfilled is not None
-
-    class Evicting:
-        """A fleet that has somebody to send away."""
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(fleet, name)
-
-        def would_evict(self, model: Model, now: float) -> ReplicaId:
-            return ReplicaId("rep-lazy-1")
-
-    view = view_model(Evicting(), asker, answer, NOW)
+    view = view_model(Evicting(fleet), definition.model, answer, later)
     assert (view.unfilled, view.explanation.placement) == (False, None)
     assert view.evicts == "rep-lazy-1 is idle, and would make way for it"
 
@@ -324,14 +319,16 @@ def test_what_is_not_declared_is_booked_as_it_was_measured(running: Running, a_r
 
 
 def test_room_that_is_kept_for_a_model_is_free_for_it_alone(running: Running) -> None:
-    definition = written(more="  min_memory_gb: 10\n  gpu_class: h100-80g\n")
-    fleet = running(definition, count=1, state=ShardState.ENDED)
-    picture = fleet.statistics(NOW + 5.0)
-    if not picture.reserved:
-        (shard,) = (shard for each in picture.nodes for replica in each.replicas for shard in replica.shards)
-        (each,) = picture.nodes
-        host = replace(each.host, booked_gb=10.0, booked={"GPU-0": shard.spec.replica})
-        picture = replace(picture, nodes=(replace(each, host=host),), reserved={TINY: (shard,)})
+    fleet = running(written(more="  min_memory_gb: 10\n  gpu_class: h100-80g\n"), count=1)
+    (each,) = fleet.statistics(NOW).nodes
+    (shard,) = each.replicas[0].shards
+    # it has ended, and its room is still booked
+    picture = replace(fleet.statistics(NOW), nodes=(replace(each, replicas=()),), reserved={TINY: (shard,)})
     (own,), (other,) = (see_hosts(picture, ModelName(name), NOW) for name in ("tiny", "other"))
     assert (own.free_gb, len(own.free)) == (16.0, 1)
     assert (other.free_gb, len(other.free)) == (6.0, 0)
+    view, beside = (
+        explain_written([written(name, more="  min_memory_gb: 10\n").model], picture, NOW)[0]
+        for name in ("tiny", "other")
+    )
+    assert (view.explanation.placement is not None, beside.explanation.placement) == (True, None)

@@ -206,6 +206,19 @@ def test_a_rollout_is_shown_and_is_nobodys_concern(a_model: Any, a_replica: Repl
     assert find_concerns((), {}, (view,)) == []
 
 
+def test_of_what_is_to_go_in_a_rollout_it_is_said_that_it_is_on_its_way_out(a_model: Any, a_replica: Replicas) -> None:
+    old, new = a_replica(ShardState.READY, 1), a_replica(ShardState.READY, 3)
+    going = replace(a_replica(ShardState.READY, 2), draining="its definition has changed")
+    rollout = Rollout(outdated=(old.id, going.id))
+    statistics = ModelStatistics(model=a_model(), replicas=(old, going, new), verdict=None, rollout=rollout)
+    both = "rep-1 runs by the earlier definition, and rep-2 still answers requests by it"
+    assert view_model(statistics, NOBODY, Origin.STORED, None).rolling == f"rolling: {both}"
+    last = replace(statistics, rollout=Rollout(outdated=(going.id,)))
+    assert view_model(last, NOBODY, Origin.STORED, None).rolling == (
+        "rolling: rep-2 still answers requests by the earlier definition"
+    )
+
+
 def test_a_definition_that_failed_is_named_with_its_file_until_somebody_changes_it(
     a_model: Any, a_replica: Replicas
 ) -> None:

@@ -253,6 +253,32 @@ def test_a_node_that_drains_shows_what_keeps_it_and_for_how_long(node: Node, a_m
     assert str(view.drain_waits_for).endswith(f"rep-3 waits for room elsewhere: {verdict.counted()}")
 
 
+def test_of_a_lost_node_that_drains_nothing_is_said_to_stop(node: Node, a_model: Any, a_replica: Replicas) -> None:
+    going = replace(a_replica(1, ShardState.READY), draining="its node is drained")
+    stopping, waiting = a_replica(2, ShardState.STOPPING), a_replica(3, ShardState.READY)
+    left = tuple(replica.id for replica in (going, stopping, waiting))
+    facts = {"replicas": (going, stopping, waiting), "draining": {N1: Draining(until=WALL, left=left)}}
+    fleet = fleet_of(Host(node=node, standing=Standing.LOST), **facts)
+    still = "can't be reached and may run there still"
+    (view,) = view_nodes(fleet, [], kept={}, skews={}, wall=WALL)
+    assert view.drain_waits_for == f"rep-1 {still}; rep-2 {still}; rep-3 {still}"
+    verdict = place(a_model(gb=99.0), [Host(node=node)], {}, 0.0)
+    assert isinstance(verdict, Rejected)
+    models = (ModelStatistics(model=a_model(), replicas=(), verdict=verdict),)
+    (view,) = view_nodes(replace(fleet, models=models), [], kept={}, skews={}, wall=WALL)
+    room = f"waits for room elsewhere: {verdict.counted()}"
+    assert view.drain_waits_for == f"rep-1 {still}; rep-2 {still}; rep-3 {still}, and {room}"
+
+
+def test_what_has_ended_on_a_node_keeps_its_drain_no_more_though_it_goes_on_elsewhere(
+    node: Node, a_replica: Replicas
+) -> None:
+    spread = replace(a_replica(1, ShardState.ENDED, ShardState.STOPPING), state=ShardState.STOPPING)
+    fleet = fleet_of(Host(node=node), replicas=(spread,), draining={N1: Draining(until=None, left=(spread.id,))})
+    (view,) = view_nodes(fleet, [], kept={}, skews={}, wall=WALL)
+    assert (view.replicas, view.drain_waits_for) == ((), None)
+
+
 def test_a_drain_that_is_done_or_may_last_says_so_by_what_it_does_not_tell(node: Node) -> None:
     kept = {N1: Kept(N1, WALL, cordoned=True, draining=True)}
     fleet = fleet_of(Host(node=node), draining={N1: Draining(until=None, left=())})

@@ -70,15 +70,25 @@ def draw_progress(answer: Any, name: str) -> list[Block]:
     if node is None:
         return [f"{called} is removed"]
     if node["replicas"]:
-        why = node.get("drain_waits_for")
-        still = f"still there: {shown(why)}" if why is not None else f"still there: {', '.join(node['replicas'])}"
-        left = node.get("drain_seconds_left")
-        limit = [] if left is None else [f"what is left in {lasted(left)} stops in any case"]
-        away = [] if node["state"] == "ready" else [f"{called} is {shown(node['state'])}"]
-        return [still, *away, *limit, f"to end it: llmgw ctl uncordon {called}"]
+        return [*_draw_left(node, called), f"to end it: llmgw ctl uncordon {called}"]
     if node["state"] in TO_COME or node["state"] == "lost":
         return [f"{called} is {shown(node['state'])}: what runs there is not known"]
     return [f"nothing runs there: llmgw ctl node rm {called} forgets it, llmgw ctl uncordon {called} uses it again"]
+
+
+def _draw_left(node: Any, called: str) -> list[Block]:
+    why, state = node.get("drain_waits_for"), shown(node["state"])
+    left = shown(why) if why is not None else ", ".join(map(shown, node["replicas"]))
+    if state == "lost":
+        return [f"{called} is lost: {left}"]
+    seconds = node.get("drain_seconds_left")
+    if state != "ready":
+        # No deadline reaches a node that is away.
+        return [f"still there: {left}", f"{called} is {state}"]
+    return [
+        f"still there: {left}",
+        *([] if seconds is None else [f"what is left in {lasted(seconds)} stops in any case"]),
+    ]
 
 
 def _read_deadline(text: str | None) -> float | None:
@@ -105,8 +115,9 @@ def follow(asked: Asked, name: str) -> None:
             ends.append(None)
         elif not node.get("draining"):
             ends.append(f"somebody has ended the drain of {name}: what runs there stays")
-        elif not node["replicas"] and node["state"] == "lost":
-            ends.append(f"{name} is lost, and may run what it ran before: switch it off, or look there")
+        elif node["state"] == "lost":
+            what = ", ".join(node["replicas"]) or "what it ran before"
+            ends.append(f"{name} is lost, and may still run {what}: switch it off, or look there")
         elif not node["replicas"] and node["state"] not in TO_COME:
             ends.append(None)
         return bool(ends)

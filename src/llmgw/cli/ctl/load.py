@@ -25,8 +25,8 @@ def command(*, model: str, wait: bool, asked: Asked) -> None:
     After `llmgw ctl stop` it may run again. One that loads when somebody asks loads now, and stays for as long as it
     would then. A definition that has failed, so that the one before goes on, is tried again.
 
-    --wait ends with status 0 once the model serves, and with 1 when an engine of it fails, or it is stopped. With
-    --watch the model is shown until Ctrl-C.
+    --wait ends with status 0 once the model serves and no replica runs by an earlier definition, and with 1 when an
+    engine of it fails, or it is stopped. With --watch the model is shown until Ctrl-C.
     """
     if wait and asked.watch:
         raise UsageError("--wait follows it until it serves, --watch for ever: give one of them")
@@ -55,8 +55,9 @@ def draw(answer: Any) -> list[Block]:
 
 
 def follow(asked: Asked, name: str) -> None:
-    """Show how far it is until it serves. LlmgwError when an engine has failed since, or somebody has stopped it; Abort
-    at Ctrl-C: who goes on after this command must know that it serves."""
+    """Show how far it is until it serves, and by nothing but its definition as it is written. LlmgwError when an engine
+    has failed since, or somebody has stopped it; Abort at Ctrl-C: who goes on after this command must know that it
+    serves."""
     # Of an earlier try it says nothing about this one.
     failed_before: set[tuple[str, int]] | None = None
     ends: list[str | None] = []
@@ -72,10 +73,12 @@ def follow(asked: Asked, name: str) -> None:
         if failed_before is None:
             failed_before = set(failed)
         new = [cause for key, cause in failed.items() if key not in failed_before]
-        if model["serving"]:
-            ends.append(None)
-        elif model.get("held"):
+        if model.get("held"):
             ends.append(f"{name} was stopped meanwhile")
+        elif (why := model.get("failed")) is not None:
+            ends.append(f"{name}: its definition has failed ({why}), and the one before goes on")
+        elif model["serving"] and model.get("rolling") is None:
+            ends.append(None)
         elif new:
             ends.append(f"{name} has failed ({_last(new)}) and is tried again: `llmgw ctl replicas {name}` says more")
         return bool(ends)

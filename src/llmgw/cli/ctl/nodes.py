@@ -68,7 +68,9 @@ def _lines(node: dict[str, Any]) -> Iterator[str]:
     yield from node.get("warnings") or ()
     if node.get("draining") and (waits := node.get("drain_waits_for")) is not None:
         left = node.get("drain_seconds_left")
-        limit = "" if left is None else f"; what is left in {lasted(left)} stops in any case"
+        # (no deadline reaches a node that is away)
+        timed = left is not None and node["state"] == "ready"
+        limit = f"; what is left in {lasted(left)} stops in any case" if timed else ""
         yield f"it drains: {waits}{limit}"
 
 

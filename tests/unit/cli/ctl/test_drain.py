@@ -55,6 +55,29 @@ def test_of_a_node_that_is_away_nobody_says_that_it_is_empty(port: Any, ctl: Any
 
 
 @pytest.mark.parametrize(
+    ("facts", "lines"),
+    [
+        ({"state": "lost"}, ["gpu01 is lost: rep-a-1"]),
+        (
+            {"state": "lost", "drain_waits_for": "rep-a-1 can't be reached and may run there still"},
+            ["gpu01 is lost: rep-a-1 can't be reached and may run there still"],
+        ),
+        (
+            {"state": "silent", "drain_waits_for": "rep-a-1 is stopping"},
+            ["still there: rep-a-1 is stopping", "gpu01 is silent"],
+        ),
+    ],
+)
+def test_of_a_node_that_is_away_nobody_says_that_a_deadline_stops_anything(
+    port: Any, ctl: Any, facts: dict[str, Any], lines: list[str]
+) -> None:
+    port.will_answer("POST", "/nodes/gpu01/drain", {**MARKS, "running": ["rep-a-1"]})
+    port.will_answer("GET", "/nodes", nodes("rep-a-1", drain_seconds_left=0.0, **facts))
+    told = ctl("drain", "gpu01", "--deadline", "1s").out.splitlines()
+    assert told[1:] == [*lines, "to end it: llmgw ctl uncordon gpu01"]
+
+
+@pytest.mark.parametrize(
     ("words", "said"),
     [
         (("gpu01", "--deadline", "soon"), "--deadline: 'soon' is not a duration"),
@@ -88,7 +111,8 @@ def test_waiting_ends_once_nothing_runs_there(asked_of: Any, capsys: pytest.Capt
     ("last", "why"),
     [
         (nodes("rep-a-1", draining=False), "somebody has ended the drain of gpu01"),
-        (nodes(state="lost"), "gpu01 is lost, and may run what it ran before"),
+        (nodes(state="lost"), "gpu01 is lost, and may still run what it ran before: switch it off"),
+        (nodes("rep-a-1", "rep-b-1", state="lost"), "gpu01 is lost, and may still run rep-a-1, rep-b-1: switch it off"),
     ],
 )
 def test_waiting_fails_where_the_node_is_not_known_to_be_empty(asked_of: Any, last: Any, why: str) -> None:

@@ -69,6 +69,31 @@ def test_what_failed_before_does_not_end_the_waiting(asked_of: Any, capsys: pyte
     ]
 
 
+ROLLING = "rolling: rep-qwen-1 runs by the earlier definition"
+
+
+def test_waiting_goes_on_while_the_earlier_definition_serves(asked_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    rolling = model("ready", ready=1, rolling=ROLLING, detail=ROLLING)
+    follow(asked_of(rolling, rolling, model("ready", ready=1)), "qwen")
+    assert capsys.readouterr().out.split("\n\n")[:-1] == [
+        f"qwen: ready, 1/1 replicas ready: {ROLLING}",
+        "qwen: ready, 1/1 replicas ready",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("later", "why"),
+    [
+        (model("ready", (2, "out of memory"), ready=1, rolling=ROLLING), r"has failed \(out of memory\) and is tried"),
+        (model("ready", ready=1, failed="out of memory"), r"its definition has failed \(out of memory\)"),
+        (model("ready", ready=1, held=True), "was stopped meanwhile"),
+    ],
+)
+def test_what_the_earlier_definition_serves_is_no_success_of_the_try(asked_of: Any, later: Any, why: str) -> None:
+    with pytest.raises(LlmgwError, match=why):
+        follow(asked_of(model("ready", (1, "out of memory"), ready=1, rolling=ROLLING), later), "qwen")
+
+
 @pytest.mark.parametrize(
     ("later", "why"),
     [

@@ -78,12 +78,14 @@ def test_a_drain_is_part_of_the_state_and_what_it_waits_for_stands_below(port: A
     going = {**N1, "cordoned": True, "draining": True, "drain_waits_for": "rep-m-1 is stopping"}
     timed = {**going, "node": "gpu02", "drain_seconds_left": 61.0}
     done = {**N1, "node": "gpu03", "cordoned": True, "draining": True, "replicas": []}
-    port.will_answer("GET", "/nodes", {"nodes": [going, timed, done]})
+    away = {**timed, "node": "gpu04", "state": "lost", "drain_waits_for": "rep-m-1 can't be reached"}
+    port.will_answer("GET", "/nodes", {"nodes": [going, timed, done, away]})
     told = ctl("nodes").out.splitlines()
-    assert [line.split()[1] for line in told[1:4]] == ["ready,draining"] * 3
-    assert told[5:] == [
+    assert [line.split()[1] for line in told[1:5]] == [*["ready,draining"] * 3, "lost,draining"]
+    assert told[6:] == [
         "gpu01: it drains: rep-m-1 is stopping",
         "gpu02: it drains: rep-m-1 is stopping; what is left in 1m1s stops in any case",
+        "gpu04: it drains: rep-m-1 can't be reached",
     ]
 
 
