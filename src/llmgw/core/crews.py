@@ -58,9 +58,12 @@ def serves(state: State, life: Life) -> bool:
 
 def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
     """Stop what is one too many, and what another has taken the place of."""
-    for life in crew.steady[want:]:
-        _retire(state, crew, life, _why_surplus(state, model, want), now)
-    del crew.steady[want:]
+    for at, life in [*enumerate(crew.steady)][want:]:
+        # What is cut off with the others may answer people that nobody here sees.
+        cut_off = state.brake is not None and any(map(state.roster.is_lost, life.replica.nodes))
+        if not cut_off or at >= model.scaling.max or model.name in state.held:
+            crew.steady.remove(life)
+            _retire(state, crew, life, _why_surplus(state, model, want), now)
     proven = sum(life.proven and serves(state, life) for life in crew.steady)
     for life in list(reversed(crew.moving)):
         why = state.find_move(life) or ""

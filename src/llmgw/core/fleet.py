@@ -195,6 +195,7 @@ class Fleet:
                 leaving.take_drained(state, event, now)
             case FactsKnown(facts=facts):
                 state.learned = Learned(facts)
+                state.plan_waiting()
             case Wakeup():
                 state.wake_at = None
             case Stopping():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from llmgw.core.costs import OFTEN
@@ -67,13 +67,7 @@ class Search:
 
     def fits_soon(self) -> bool:
         """Whether it only has to wait for a moment: for a node that failed just now, or whose link is down."""
-        soon = {node: until for node, until in self._backing_off.items() if until > self._now + SOON_SECONDS}
-        hosts = self._hosts
-        silent = any(host.standing is Standing.SILENT for host in hosts)
-        if len(soon) == len(self._backing_off) and not silent:
-            return False
-        back = tuple(replace(each, standing=Standing.READY) if _is_silent(each) else each for each in hosts)
-        return isinstance(self._place(self._filled, back, soon), Placement)
+        return fits_soon(self._filled, self._hosts, self._backing_off, self._now, failed=self._failed)
 
     def could_fit_on(self, node: NodeId, gone: LifeKey) -> bool:
         """Whether nothing speaks against this node once that has ended, nor for several nodes against enough others. It
@@ -125,9 +119,26 @@ class Search:
     def _is_place(self, hosts: Sequence[Host]) -> bool:
         return isinstance(self._place(self._filled, hosts), Placement)
 
-    def _place(self, model: Model, hosts: Sequence[Host], backing_off: dict[NodeId, float] | None = None) -> Verdict:
-        off = self._backing_off if backing_off is None else backing_off
-        return place(model, hosts, off, self._now, failed=self._failed)
+    def _place(self, model: Model, hosts: Sequence[Host]) -> Verdict:
+        return place(model, hosts, self._backing_off, self._now, failed=self._failed)
+
+
+def fits_soon(
+    model: Model,
+    hosts: Sequence[Host],
+    backing_off: Mapping[NodeId, float],
+    now: float,
+    *,
+    failed: Mapping[NodeId, int],
+) -> bool:
+    """Whether a model that has no place now only has to wait for a moment: for a node that failed just now, or whose
+    link is down."""
+    later = {node: until for node, until in backing_off.items() if until > now + SOON_SECONDS}
+    silent = any(host.standing is Standing.SILENT for host in hosts)
+    if len(later) == len(backing_off) and not silent:
+        return False
+    back = tuple(replace(each, standing=Standing.READY) if _is_silent(each) else each for each in hosts)
+    return isinstance(place(model, back, later, now, failed=failed), Placement)
 
 
 def _may_come(need: Need, host: Host, given: Sequence[str]) -> bool:

@@ -17,7 +17,7 @@ from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, NodeStatistics
 from llmgw.core.placement import NOBODY, Explanation, Placement, Rejected, explain, place
 from llmgw.core.replica import ReplicaId, ShardState, booked_gb_of, replica_id
-from llmgw.core.searching import SOON_SECONDS
+from llmgw.core.searching import fits_soon
 from llmgw.core.trace import Decision
 from llmgw.server.looking import view_replicas
 from llmgw.units import format_duration
@@ -41,21 +41,16 @@ class Question:
         """As the fleet looks for a place: by what is written alone where what was measured leaves none, nothing of the
         model serves, and there is nothing that will be over in a moment."""
         found = self._explain(self.filled)
-        if found.placement is not None or self.filled is self.model or self.serves or self._fits_soon():
+        if found.placement is not None or self.filled is self.model or self.serves or self._may_wait():
             return Answer(explanation=found)
         unfilled = self._explain(self.model)
         return Answer(explanation=found, unfilled=unfilled if unfilled.placement is not None else None)
 
+    def _may_wait(self) -> bool:
+        return fits_soon(self.filled, self.hosts, self.backing_off, self.now, failed=self.failed)
+
     def _explain(self, model: Model) -> Explanation:
         return explain(model, self.hosts, self.backing_off, self.now, failed=self.failed, away=self.away)
-
-    def _fits_soon(self) -> bool:
-        """(``core.searching`` looks in the same way.)"""
-        soon = {node: until for node, until in self.backing_off.items() if until > self.now + SOON_SECONDS}
-        back = [
-            replace(host, standing=Standing.READY) if host.standing is Standing.SILENT else host for host in self.hosts
-        ]
-        return isinstance(place(self.filled, back, soon, self.now, failed=self.failed), Placement)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
