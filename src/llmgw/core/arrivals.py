@@ -32,6 +32,8 @@ def register(state: State, event: NodeRegistered, now: float) -> None:
     name = event.node.id
     was_lost = name in state.roster.lost_at
     member = state.roster.enrol(event.node)
+    if was_lost:
+        state.effects.append(Announce(model=None, node=name, text=f"{name} is back", what=Happening.NODE))
     state.expected.discard(name)
     state.absent.pop(name, None)
     state.replace_at.pop(name, None)
@@ -171,6 +173,8 @@ def lose(state: State, name: NodeId, now: float) -> None:
     if member is None or member.standing is Standing.LOST:
         return
     state.roster.set_standing(member, Standing.LOST, now)
+    text = f"{name} is lost: it has been silent for longer than its lease"
+    state.effects.append(Announce(model=None, node=name, text=text, warning=True, what=Happening.NODE))
     for life in state.roster.on(name):
         if life.alive and not life.given_up:
             state.replace_at[name] = now + state.replace_after

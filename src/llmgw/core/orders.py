@@ -107,9 +107,9 @@ def take_demand(state: State, demand: Demand, now: float) -> None:
     model = state.catalog.resolve(demand.model)
     if model is None:
         return
-    answered = state.demands.is_answered(model.name)
+    asked = state.demands.is_answered(model.name) or state.demands.waiting(model.name) > 0
     state.demands.note(model, demand, now, ready=model.name in state.roster.ready)
     state.plan_later(model.name)
-    if answered and not state.demands.is_answered(model.name):
-        # It is idle, and may make way for those that wait.
+    if asked and not state.demands.is_answered(model.name) and not state.demands.waiting(model.name):
+        # It is idle, or loads for nobody, and may make way for those that wait.
         state.plan_waiting()

@@ -233,9 +233,18 @@ class Roster:
 
     def reserve(self, name: ModelName, shards: tuple[Shard, ...]) -> None:
         """Keep the room of these, which have ended, for this model, beside what is kept for it."""
-        kept = {shard.spec.id: shard for shard in (*self._reserved.get(name, ()), *shards)}
-        self._reserved[name] = tuple(kept.values())
-        for shard in shards:
+        before = self._reserved.get(name, ())
+        # Of one that was tried twice the room of the last try, and no card twice.
+        names = {shard.spec.id for shard in shards}
+        cards = {(shard.spec.node, uuid) for shard in shards for uuid in shard.spec.gpus or ()}
+        others = (
+            shard
+            for shard in before
+            if shard.spec.id not in names
+            and cards.isdisjoint((shard.spec.node, uuid) for uuid in shard.spec.gpus or ())
+        )
+        self._reserved[name] = (*others, *shards)
+        for shard in (*before, *shards):
             self._make_anew(shard.spec.node)
 
     @property

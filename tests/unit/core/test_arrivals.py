@@ -18,6 +18,7 @@ from fleets import (
     desires,
     found,
     lose_one,
+    texts,
     the_replica,
     the_shard,
     wake,
@@ -106,9 +107,10 @@ def test_no_request_goes_to_a_lost_node_until_it_is_back() -> None:
     shard = the_shard(effects)
     fleet.handle(a_word(shard, ShardState.READY), 1.0)
     effects = fleet.handle(NodeLost(node=N1), 20.0)
-    assert announced(effects)[0].text == (
-        "rep-m-1 can't be reached: n1 is silent; no request goes there until it is back"
-    )
+    assert texts(effects) == [
+        "n1 is lost: it has been silent for longer than its lease",
+        "rep-m-1 can't be reached: n1 is silent; no request goes there until it is back",
+    ]
     assert fleet.ready(M) == ()
     assert fleet.silent_nodes(M) == (N1,)
     assert fleet.statistics().nodes[0].lost
@@ -116,7 +118,7 @@ def test_no_request_goes_to_a_lost_node_until_it_is_back() -> None:
     assert desires(effects) == []
     effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 30.0)
     # (which is what requests wait for that were held meanwhile)
-    assert [said.text for said in announced(effects)] == ["rep-m-1 can be reached again: n1 is back"]
+    assert [said.text for said in announced(effects)] == ["n1 is back", "rep-m-1 can be reached again: n1 is back"]
     assert [replica.id for replica in fleet.ready(M)] == ["rep-m-1"]
     assert fleet.silent_nodes(M) == ()
     assert not fleet.statistics().nodes[0].lost
@@ -130,7 +132,7 @@ def test_a_lost_node_that_is_unknown_is_no_news() -> None:
 def test_what_runs_on_other_nodes_is_not_concerned() -> None:
     fleet, _ = a_fleet(a_model(), nodes=(a_node("n1"), a_node("n2")))
     assert the_replica(fleet).shard.node == N1
-    assert fleet.handle(NodeLost(node=N2), 1.0) == []
+    assert texts(fleet.handle(NodeLost(node=N2), 1.0)) == ["n2 is lost: it has been silent for longer than its lease"]
 
 
 # Nodes that say what is not so

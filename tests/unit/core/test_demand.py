@@ -112,6 +112,11 @@ def test_of_a_load_that_moves_the_least_of_the_last_seconds_counts_upwards() -> 
     assert [demands.settled(M, 1, now) for now in (30.0, 35.0, 38.9, 39.0)] == [2, 2, 2, 3]
 
 
+def test_what_moves_within_a_second_counts_from_when_it_began() -> None:
+    demands = noted((10.0, 2), (10.5, 4))
+    assert [demands.settled(WIDE.name, 0, at) for at in (19.9, 10.0 + UP_SECONDS)] == [0, 2]
+
+
 def test_less_load_has_to_last_before_it_counts() -> None:
     demands = noted((0.0, 6), (100.0, 2), (250.0, 4), (260.0, 1))
     # (three at 99, two at 259)

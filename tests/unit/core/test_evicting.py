@@ -554,3 +554,39 @@ def test_nobody_makes_way_for_a_group_whose_nodes_would_have_cards_of_two_classe
     # (of one class they do)
     fleet.handle(NodeRegistered(node=a_gpu_node("n3")), 201.0)
     assert [drain.replica for drain in drains(wake(fleet, until=202.0))] == ["rep-a-1"]
+
+
+def test_nobody_makes_way_for_what_has_a_place_in_a_moment() -> None:
+    fleet, _ = a_turn(OTHER)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 150.0)
+    (shard,) = (spec for each in desires(fleet.handle(Demand(model=B, waiting=1), 200.0)) for spec in each.shards)
+    assert shard.node == "n2"
+    effects = fleet.handle(a_word(shard, ShardState.ENDED, cause="no"), 201.0)
+    effects += wake(fleet, until=205.9)
+    assert drains(effects) == []
+    effects = wake(fleet, until=206.0)
+    assert (drains(effects), the_replica(fleet, B).nodes) == ([], ("n2",))
+
+
+def test_the_room_that_was_made_for_a_model_that_is_removed_is_anybodys() -> None:
+    third = a_model("c", least=0, gb=10.0)
+    fleet, old = a_turn(OTHER, third)
+    (drain,) = wait(fleet)
+    fleet.handle(CatalogChanged(models=(a_model("a", least=0, gb=10.0), third)), 200.1)
+    fleet.handle(drained(drain), 200.2)
+    fleet.handle(a_word(old, ShardState.ENDED), 201.0)
+    assert the_shard(fleet.handle(Demand(model=C, waiting=1), 202.0)).model.name == C
+
+
+def test_the_next_one_of_a_model_that_serves_is_no_load_that_nobody_wants() -> None:
+    first = a_model("a", least=0, gb=4.0)
+    fleet, _ = a_fleet(first, a_model("b", least=0, gb=10.0), nodes=[a_node(memory_gb=16.0)])
+    old = the_shard(fleet.handle(Demand(model=A, waiting=1), 0.0))
+    fleet.handle(a_word(old, ShardState.READY), 1.0)
+    fleet.handle(Demand(model=A, in_flight={old.replica: 1}), 190.0)
+    fleet.handle(CatalogChanged(models=(replace(first, source="/new"), a_model("b", least=0, gb=10.0))), 191.0)
+    fleet.handle(Demand(model=A, answered=True), 193.0)
+    effects = fleet.handle(Demand(model=B, waiting=1), 194.0)
+    assert (drains(effects), desires(effects)) == ([], [])
+    (model, _) = fleet.statistics().models
+    assert [replica.state for replica in model.replicas] == [ShardState.READY, ShardState.PLACED]

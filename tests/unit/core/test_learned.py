@@ -258,7 +258,9 @@ def test_what_was_measured_is_booked_for_what_runs_and_for_the_next_launch() -> 
     fleet, effects = a_fleet(a_model(gb=None))
     shard = the_shard(effects)
     assert fleet.statistics().nodes[0].booked_gb == 0.0
-    fleet.handle(a_word(shard, ShardState.READY, measured=Measured(memory_gb=9.0)), 1.0)
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    assert fleet.statistics().nodes[0].booked_gb == 0.0
+    fleet.handle(a_word(shard, ShardState.READY, measured=Measured(memory_gb=9.0)), 1.5)
     assert fleet.statistics().nodes[0].booked_gb == 9.0
     # 16 GB: another of 9 does not fit, neither of this model nor of one that says so
     models = (a_model(least=2, most=2, gb=None), a_model("b", gb=9.0))

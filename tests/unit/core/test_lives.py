@@ -467,3 +467,10 @@ def test_what_was_measured_on_a_node_that_is_gone_is_of_no_class() -> None:
     fleet.handle(NodeRemoved(node=N2), 2.0)
     assert fleet.handle(a_word(shards[1], ShardState.LOADING, measured=Measured(gpu_gb=9.0)), 3.0) is not None
     assert [fact.gpu_gb for fact in fleet._state.learned] == []
+
+
+def test_of_a_group_only_the_first_rank_says_where_it_is_reached() -> None:
+    fleet, shards = a_launched_group()
+    fleet.handle(a_word(shards[1], ShardState.READY, endpoint=None), 1.0)
+    fleet.handle(a_word(shards[0], ShardState.READY), 2.0)
+    assert [replica.endpoint for replica in fleet.ready(M)] == [ENDPOINT]

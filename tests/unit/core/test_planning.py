@@ -348,3 +348,13 @@ def test_no_room_is_kept_for_what_is_not_tried_again_for_long() -> None:
     assert fleet.backing_off(M)[N1] - now > RESERVED_SECONDS
     effects = fleet.handle(CatalogChanged(models=(OLD, a_model("b", gb=10.0))), now + 1.0)
     assert the_shard(effects).model.name == "b"
+
+
+def test_what_is_back_in_its_room_takes_it_once() -> None:
+    small = a_model("w", least=0, gb=6.0)
+    fleet, old = in_place(a_model("big", least=0, gb=10.0))
+    fleet.handle(a_word(old, ShardState.ENDED), 73.0)
+    fleet.handle(CatalogChanged(models=(NEW, small)), 74.0)
+    effects = fleet.handle(Demand(model=small.name, waiting=1), 75.0)
+    effects += wake(fleet, until=75.0)
+    assert of_each(fleet) == {"m": [ShardState.PLACED], "w": [ShardState.PLACED]}

@@ -954,3 +954,47 @@ def test_one_that_stands_in_takes_the_place_of_none_that_still_loads() -> None:
     wake(fleet, until=60.0)
     shown = {replica.id: (replica.state, replica.epoch) for replica in fleet.statistics().models[0].replicas}
     assert shown == {one.replica: (ShardState.LOADING, 2), two.replica: (ShardState.PLACED, 2)}
+
+
+def test_what_has_served_stands_in_for_nothing_that_has_a_place_in_a_moment() -> None:
+    fleet, old = a_served()
+    fleet.handle(NodeRegistered(node=a_node("n2", engines=("nosuch",))), 16.0)
+    fleet.handle(NodeSilent(node=N2), 17.0)
+    changed(fleet, nowhere(OLD))
+    fleet.handle(a_word(old, ShardState.ENDED, cause="killed"), 30.0)
+    assert desires(wake(fleet, until=60.0)) == []
+    # it is not so
+    effects = fleet.handle(NodeLost(node=N2), 61.0)
+    effects += wake(fleet, until=61.0)
+    again = the_shard(effects)
+    assert (again.model.source, again.node) == (OLD.source, N1)
+
+
+def test_while_one_is_not_proven_no_other_gives_up_its_room_though_one_is_missing() -> None:
+    model = replace(OLD, scaling=Scaling(min=3, max=3))
+    fleet, effects = a_fleet(model, nodes=[a_node(memory_gb=12.0)])
+    shards = {shard.replica: shard for shard in desires(effects)[-1].shards}
+    for shard in shards.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=15.0)
+    effects = changed(fleet, replace(NEW, scaling=model.scaling))
+    (drain,) = drains(effects)
+    fleet.handle(drained(drain), 21.0)
+    fleet.handle(a_word(shards.pop(drain.replica), ShardState.ENDED), 22.0)
+    wake(fleet, until=22.0)
+    fleet.handle(a_word(the_new(fleet), ShardState.LOADING), 23.0)
+    # one that serves dies, and its room is not there any more
+    gone = shards.popitem()[1]
+    fleet.handle(NodeReported(node=a_node(memory_gb=8.0)), 24.0)
+    fleet.handle(a_word(gone, ShardState.ENDED, cause="killed"), 25.0)
+    assert drains(wake(fleet, until=600.0)) == []
+    assert [replica.shard for replica in fleet.ready(M)] == list(shards.values())
+
+
+def test_what_does_not_serve_yet_goes_first_though_there_is_a_place_in_a_moment() -> None:
+    fleet, effects = a_fleet(OLD, nodes=[a_node(memory_gb=6.0)])
+    fleet.handle(a_word(the_shard(effects), ShardState.LOADING), 1.0)
+    fleet.handle(NodeRegistered(node=a_node("n2")), 2.0)
+    fleet.handle(NodeSilent(node=N2), 3.0)
+    effects = changed(fleet, NEW)
+    assert [(desire.node, desire.shards) for desire in desires(effects)] == [(N1, ())]

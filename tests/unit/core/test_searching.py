@@ -144,6 +144,12 @@ def test_a_node_could_do_for_a_group_where_others_on_its_fabric_would() -> None:
     assert could_fit(fleet, a_wide_model(replace(a_wide_model().profiles[0], nodes=3, pp=3))) == []
 
 
+def test_a_node_is_no_company_for_itself() -> None:
+    fleet, _ = a_fleet(a_single(replace(CARD, tp=4)), nodes=[a_gpu_node("n1")])
+    # (each half of it would do for one part)
+    assert could_fit(fleet, a_wide_model(replace(a_wide_model().profiles[0], tp=4))) == []
+
+
 # In a moment
 
 
