@@ -47,7 +47,9 @@ def make_way(state: State, model: Model, search: Search, now: float) -> bool:
         return False
     life = state.roster.lives[found.life]
     life.evicted_for = model.name
-    leaving.retire(state, life, f"it is idle, and makes way for {model.name}", now, what=Happening.EVICTED)
+    ready = life.replica.state is ShardState.READY
+    why = "it is idle, and makes way" if ready else "nobody waits for it any more, and it makes way"
+    leaving.retire(state, life, f"{why} for {model.name}", now, what=Happening.EVICTED)
     return True
 
 
