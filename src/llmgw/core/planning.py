@@ -120,9 +120,12 @@ def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: 
     if crew.lost:
         crews.give_up(state, crew.lost.pop(0), now)
     starting.start(state, model, found, now)
-    if model.name in state.reserved_until:
-        # What room is kept for it is given back once nothing of it is missing.
+    # (what is kept elsewhere is given back once nothing of it is missing)
+    state.roster.release(model.name, {shard.node for shard in found.shards})
+    if model.name in state.roster.reserved:
         state.plan_later(model.name)
+    else:
+        state.reserved_until.pop(model.name, None)
     if model is not state.launched(model.name):
         # One that stands in makes none of the others needless.
         return

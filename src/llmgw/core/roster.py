@@ -60,7 +60,8 @@ class Life:
     ``launched_at`` is None when it ran before we knew it; ``heard`` has the nodes that have spoken of their shard;
     ``withdrawn_by`` is for each node the revision of the first desired set without it; ``ready_seconds`` is how long it
     has served, once it no longer does. ``given_up``: another epoch takes its place, since a node of it is lost.
-    ``stray``: it runs though nobody asked its node to. ``in_place``: its room is the next one's. ``proven``: it has
+    ``stray``: it runs though nobody asked its node to. ``in_place``: its room is the next one's.
+    ``stands_in``: it was launched as its model was before, since what is written has no place. ``proven``: it has
     served for a while; ``recalled``: an operator wants it replaced; ``drain`` is the number of its last drain;
     ``evicted_for`` the model that it makes way for.
     """
@@ -74,6 +75,7 @@ class Life:
     given_up: bool = False
     stray: bool = False
     in_place: bool = False
+    stands_in: bool = False
     proven: bool = False
     recalled: bool = False
     drain: int = 0
@@ -252,12 +254,15 @@ class Roster:
         """The shards that have ended, and whose room is kept."""
         return self._reserved
 
-    def release(self, name: ModelName) -> bool:
-        """Keep no room for it; whether some was."""
+    def release(self, name: ModelName, nodes: Collection[NodeId] | None = None) -> bool:
+        """Keep no room for it, on these nodes or on any; whether some was."""
         shards = self._reserved.pop(name, ())
+        kept = tuple(shard for shard in shards if nodes is not None and shard.spec.node not in nodes)
+        if kept:
+            self._reserved[name] = kept
         for shard in shards:
             self._make_anew(shard.spec.node)
-        return bool(shards)
+        return len(kept) < len(shards)
 
     def _make_host(self, member: Member, gone: Collection[LifeKey] = (), asker: ModelName | None = None) -> Host:
         name = member.node.id

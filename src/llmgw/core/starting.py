@@ -56,7 +56,8 @@ def start(state: State, model: Model, placement: Placement, now: float) -> None:
     for spec in specs:
         state.roster.desire(spec)
         state.launched_at[spec.node, name, epoch] = now + LAUNCH_SECONDS
-    lives.enter(state, Life(replica, count=len(specs), launched_at=now))
+    stands_in = model is not state.launched(model.name)
+    lives.enter(state, Life(replica, count=len(specs), launched_at=now, stands_in=stands_in))
     why = _word(placement.score)
     text = f"{name} goes to {', '.join(replica.nodes)} by profile {placement.profile.name!r} (epoch {epoch}): {why}"
     state.announce(replica, text, what=Happening.PLACED)

@@ -151,11 +151,11 @@ class State:
         # (the last requests of one that goes are no reason to load another)
         if self.is_asked_for(model.name, now) or any(map(self.is_busy, lives)):
             return True
-        # One that loads is not idle, however long that takes. What would have to be replaced is not worth that.
+        # One that loads is not idle, however long that takes. What is to be replaced is not worth another one.
         return any(
             life.replica.state is not ShardState.READY or self.idle_at(model, life, now) > now
             for life in lives
-            if self.find_move(life) is None
+            if life.stands_in or self.find_move(life) is None
         )
 
     def find_move(self, life: Life) -> str | None:

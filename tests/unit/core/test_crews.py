@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 from fleets import (
     N1,
     N2,
@@ -26,20 +27,12 @@ from fleets import (
 
 from llmgw.core.crews import STOPPING_SECONDS
 from llmgw.core.effects import Desire
-from llmgw.core.events import (
-    CatalogChanged,
-    Demand,
-    Drained,
-    ModelsHeld,
-    NodeLost,
-    NodeMarked,
-    NodeRegistered,
-    Wakeup,
-)
+from llmgw.core.events import CatalogChanged, Demand, Drained, ModelsHeld, NodeLost, NodeMarked, NodeRegistered, Wakeup
+from llmgw.core.fleet import Fleet
 from llmgw.core.model import Scaling
 from llmgw.core.node import NodeId
 from llmgw.core.placement import Rejected
-from llmgw.core.replica import ReplicaId, ShardState
+from llmgw.core.replica import ReplicaId, ShardSpec, ShardState
 
 
 def test_a_smaller_most_stops_the_replicas_that_serve_least() -> None:
@@ -264,3 +257,31 @@ def test_a_replica_that_is_lost_and_no_longer_wanted_is_to_stop_when_its_node_is
     assert [desire.shards for desire in desires(effects)] == [()]
     effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 102.0)
     assert [desire.shards for desire in desires(effects)] == [()]
+
+
+def cut_off_and_idle() -> tuple[Fleet, ShardSpec]:
+    """A model that loads on demand is ready; three of four nodes are lost at 800 with it, and the brake holds."""
+    fleet, shard = a_ready(a_model(least=0), nodes=[a_node(f"n{number}") for number in range(1, 5)])
+    wake(fleet, until=799.0)
+    for name in sorted({shard.node, NodeId("n2"), NodeId("n3"), NodeId("n4")})[:3]:
+        fleet.handle(NodeLost(node=name), 800.0)
+    assert fleet.brake(800.0) is not None
+    return fleet, shard
+
+
+def test_what_is_cut_off_with_others_is_not_stopped_for_want_of_use() -> None:
+    fleet, shard = cut_off_and_idle()
+    # (nobody here sees whom it answers)
+    effects = wake(fleet, until=1399.0)
+    assert (drains(effects), desires(effects)) == ([], [])
+    # and when it can be seen, it is
+    effects = fleet.handle(NodeRegistered(node=a_node(shard.node), running=(found(shard),)), 1399.5)
+    assert [drain.replica for drain in drains(effects)] == [shard.replica]
+
+
+@pytest.mark.parametrize("what", ["an operator stops it", "fewer may run"])
+def test_what_is_cut_off_with_others_is_stopped_when_somebody_says_so(what: str) -> None:
+    fleet, shard = cut_off_and_idle()
+    fewer = CatalogChanged(models=(a_model(least=0, most=0),))
+    effects = fleet.handle(ModelsHeld(models=frozenset({M})) if what == "an operator stops it" else fewer, 810.0)
+    assert [drain.replica for drain in drains(effects)] == [shard.replica]

@@ -998,3 +998,22 @@ def test_what_does_not_serve_yet_goes_first_though_there_is_a_place_in_a_moment(
     fleet.handle(NodeSilent(node=N2), 3.0)
     effects = changed(fleet, NEW)
     assert [(desire.node, desire.shards) for desire in desires(effects)] == [(N1, ())]
+
+
+def test_what_stands_in_for_a_definition_without_a_place_stays_as_long_as_any_other() -> None:
+    model = a_model(least=0)
+    fleet, _ = a_fleet(model)
+    shard = the_shard(fleet.handle(Demand(model=M, waiting=1), 1.0))
+    fleet.handle(a_word(shard, ShardState.READY), 2.0)
+    fleet.handle(Demand(model=M, answered=True), 3.0)
+    nowhere = replace(model, profiles=(replace(model.profiles[0], engine="nosuch"),))
+    (drain,) = drains(fleet.handle(CatalogChanged(models=(nowhere,)), 20.0))
+    fleet.handle(drained(drain), 20.0)
+    fleet.handle(a_word(shard, ShardState.ENDED), 21.0)
+    stand_in = the_shard(fleet.handle(Demand(model=M, waiting=1), 30.0))
+    assert stand_in.profile.engine == "e"
+    # its client hangs up while it loads
+    assert desires(fleet.handle(Demand(model=M), 31.0)) == []
+    fleet.handle(a_word(stand_in, ShardState.READY), 40.0)
+    assert drains(wake(fleet, until=939.0)) == []
+    assert [drain.replica for drain in drains(wake(fleet, until=940.0))] == ["rep-m-1"]

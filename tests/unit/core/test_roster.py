@@ -216,3 +216,61 @@ def test_a_node_that_is_removed_is_forgotten_with_all_that_was_said_of_it() -> N
     roster.withdraw(life)
     roster.enrol(NODE)
     assert not roster.hosts()[0].cordoned
+
+
+# Room that is kept
+
+OTHER = ModelName("other")
+
+
+def enrolled() -> Roster:
+    roster = Roster()
+    for name in (N1, N2):
+        roster.enrol(replace(NODE, id=name))
+    return roster
+
+
+def free_gb(roster: Roster, asker: ModelName) -> list[float]:
+    """Of each node, as this model finds it."""
+    return [host.free_gb for host in roster.hosts_for(asker)]
+
+
+def test_room_that_is_kept_is_free_for_its_model_and_for_no_other() -> None:
+    roster = enrolled()
+    roster.reserve(NAME, a_pair().replica.shards)
+    assert (free_gb(roster, NAME), free_gb(roster, OTHER)) == ([16.0, 16.0], [13.0, 13.0])
+    assert [host.booked for host in roster.hosts_for(OTHER)] == [{"GPU-1": "rep-m-1"}] * 2
+    assert [host.booked for host in roster.hosts_for(NAME)] == [{}, {}]
+    assert roster.release(NAME)
+    assert not roster.release(NAME)
+    assert free_gb(roster, OTHER) == [16.0, 16.0]
+
+
+def test_the_room_of_two_that_have_ended_is_kept_and_that_of_one_only_where_it_was_last() -> None:
+    roster = enrolled()
+    one, two = a_life(1).replica.shard, a_life(2).replica.shard
+    for spec in (one, two):
+        roster.reserve(NAME, (Shard(spec=spec, state=ShardState.ENDED, since=0.0),))
+    assert free_gb(roster, OTHER) == [10.0, 16.0]
+    roster.reserve(NAME, (Shard(spec=replace(one, epoch=2, node=N2), state=ShardState.ENDED, since=0.0),))
+    assert free_gb(roster, OTHER) == [13.0, 13.0]
+
+
+def test_a_card_is_kept_once_and_what_runs_on_it_is_named() -> None:
+    roster = enrolled()
+    roster.reserve(NAME, a_pair().replica.shards)
+    # (one that had made way had the same card)
+    spec = replace(a_life(7).replica.shard, gpus=("GPU-1",))
+    roster.reserve(NAME, (Shard(spec=spec, state=ShardState.ENDED, since=0.0),))
+    assert free_gb(roster, OTHER) == [13.0, 13.0]
+    roster.put(a_pair(epoch=2))
+    assert [dict(host.booked) for host in roster.hosts_for(OTHER)] == [{"GPU-1": "rep-m-1"}] * 2
+
+
+def test_room_is_kept_on_a_node_that_is_removed_for_nobody() -> None:
+    roster = enrolled()
+    roster.reserve(NAME, a_pair().replica.shards)
+    roster.remove(N2)
+    assert free_gb(roster, OTHER) == [13.0]
+    assert roster.release(NAME)
+    assert free_gb(roster, OTHER) == [16.0]
