@@ -70,8 +70,11 @@ def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
         others = sum(serves(state, each) or not serves(state, life) for each in crew.moving if each is not life)
         if _is_late(state, life, now):
             crew.moving.remove(life)
-            leaving.cut_off(state, life, f"{why}, and its time is over", now)
             crew.going.append(life)
+            if any(map(state.roster.is_lost, life.replica.nodes)):
+                lives.take_back(state, life, f"{why}; on a node that is lost, once that is back", now)
+            else:
+                leaving.cut_off(state, life, f"{why}, and its time is over", now)
         elif proven + others >= want:
             crew.moving.remove(life)
             _retire(state, crew, life, why, now)

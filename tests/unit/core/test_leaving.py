@@ -535,3 +535,14 @@ def test_of_a_node_that_can_not_be_reached_nobody_says_that_it_is_drained(known:
         effects += fleet.handle(NodeRemoved(node=N1), 401.0)
     assert not any("is drained" in text for text in texts(effects))
     assert old.node == N1
+
+
+def test_at_the_deadline_of_a_node_that_is_lost_what_may_run_there_is_to_stop_when_it_is_back() -> None:
+    fleet, _ = a_ready(a_model())
+    drain_node(fleet, until=60.0)
+    fleet.handle(NodeLost(node=N1), 40.0)
+    effects = wake(fleet, until=60.0)
+    assert texts(effects)[0] == (
+        "rep-m-1 on n1 is to stop: n1 is to be drained; on a node that is lost, once that is back"
+    )
+    assert [desire.shards for desire in desires(effects)] == [()]
