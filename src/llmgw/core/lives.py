@@ -121,6 +121,9 @@ def _welcome(state: State, life: Life, now: float) -> None:
     text = f"{replica.id} is ready on {on}{after}{_short_of_context(replica)}"
     state.announce(replica, text, what=Happening.READY)
     state.demands.note_ready(replica.model)
+    earlier = state.rolls.note_serving(replica.shard)
+    if earlier is not None:
+        state.effects.append(Proven(model=earlier))
     state.prove_at[life.key] = now + PROVING_SECONDS
     state.plan_later(replica.model)
 

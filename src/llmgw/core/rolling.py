@@ -94,6 +94,14 @@ class Rolls:
         self._proven[launched.name] = launched
         return None if known is not None and is_same_launch(known, launched) else launched
 
+    def note_serving(self, spec: ShardSpec) -> Model | None:
+        """A replica has begun to serve by an earlier definition: where nothing else has, that is what to return to."""
+        launched = self.launched.get(spec.model.name)
+        if launched is None or spec.model.name in self._proven or defines(launched, spec):
+            return None
+        self._proven[spec.model.name] = spec.model
+        return spec.model
+
     def note_failure(self, spec: ShardSpec, why: str) -> Failed | None:
         """A replica of a definition that nothing has served by yet has failed; what comes of it where that was the last
         try."""

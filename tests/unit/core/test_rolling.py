@@ -1017,3 +1017,17 @@ def test_what_stands_in_for_a_definition_without_a_place_stays_as_long_as_any_ot
     fleet.handle(a_word(stand_in, ShardState.READY), 40.0)
     assert drains(wake(fleet, until=939.0)) == []
     assert [drain.replica for drain in drains(wake(fleet, until=940.0))] == ["rep-m-1"]
+
+
+def test_what_begins_to_serve_by_an_earlier_definition_is_started_again_while_the_new_one_has_no_place() -> None:
+    model = a_model()
+    fleet, effects = a_fleet(model)
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.LOADING), 1.0)
+    nowhere = replace(model, profiles=(replace(model.profiles[0], engine="nosuch"),))
+    fleet.handle(CatalogChanged(models=(nowhere,)), 2.0)
+    effects = fleet.handle(a_word(shard, ShardState.READY), 3.0)
+    assert [effect.model for effect in effects if isinstance(effect, Proven)] == [model]
+    fleet.handle(a_word(shard, ShardState.ENDED, cause="killed"), 5.0)
+    again = the_shard(wake(fleet, until=10.0))
+    assert (again.profile.engine, again.epoch) == ("e", 2)
