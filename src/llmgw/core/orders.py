@@ -37,6 +37,9 @@ def change_catalog(state: State, event: CatalogChanged, now: float) -> None:
     for model in state.catalog:
         if earlier.named(model.name) != model:
             state.plan_later(model.name)
+    for name in sorted(event.proven, reverse=True):
+        # It served, and was being changed when the server before this one ended: its room is not to be another's.
+        state.plan_first(name)
     state.roster.forget_held(each.source for each in state.rolls.launched.values())
 
 

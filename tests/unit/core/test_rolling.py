@@ -1031,3 +1031,12 @@ def test_what_begins_to_serve_by_an_earlier_definition_is_started_again_while_th
     fleet.handle(a_word(shard, ShardState.ENDED, cause="killed"), 5.0)
     again = the_shard(wake(fleet, until=10.0))
     assert (again.profile.engine, again.epoch) == ("e", 2)
+
+
+def test_what_was_being_changed_when_the_server_ended_has_its_room_before_those_that_wait() -> None:
+    changed, waiting = a_model("m", gb=10.0), a_model("a", gb=10.0)
+    fleet = Fleet()
+    fleet.handle(NodesExpected(nodes=frozenset({N1}), until=60.0), 0.0)
+    new = replace(changed, source="/new")
+    fleet.handle(CatalogChanged(models=(waiting, new), proven={M: changed}), 1.0)
+    assert the_shard(fleet.handle(NodeRegistered(node=a_node()), 2.0)).model.name == M
