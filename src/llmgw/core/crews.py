@@ -71,6 +71,8 @@ def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
         if _is_late(state, life, now):
             crew.moving.remove(life)
             crew.going.append(life)
+            draining = [node for node in life.replica.nodes if state.roster.is_draining(node)]
+            why = f"{', '.join(draining)} is to be drained"
             if any(map(state.roster.is_lost, life.replica.nodes)):
                 lives.take_back(state, life, f"{why}; on a node that is lost, once that is back", now)
             else:

@@ -49,7 +49,9 @@ def _plan(state: State, model: Model, now: float) -> None:
         if isinstance(state.verdicts.get(model.name), Rejected):
             del state.verdicts[model.name]
         state.told.pop(model.name, None)
-        _give_back_room(state, model)
+        if not pending:
+            # (one that fails, or that returns to what it was, may need all of it)
+            _give_back_room(state, model)
         return
     if _may_run_unseen(state, model, now):
         return
@@ -120,12 +122,6 @@ def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: 
     if crew.lost:
         crews.give_up(state, crew.lost.pop(0), now)
     starting.start(state, model, found, now)
-    # (what is kept elsewhere is given back once nothing of it is missing)
-    state.roster.release(model.name, {shard.node for shard in found.shards})
-    if model.name in state.roster.reserved:
-        state.plan_later(model.name)
-    else:
-        state.reserved_until.pop(model.name, None)
     if model is not state.launched(model.name):
         # One that stands in makes none of the others needless.
         return

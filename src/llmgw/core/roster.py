@@ -236,13 +236,13 @@ class Roster:
     def reserve(self, name: ModelName, shards: tuple[Shard, ...]) -> None:
         """Keep the room of these, which have ended, for this model, beside what is kept for it."""
         before = self._reserved.get(name, ())
-        # Of one that was tried twice the room of the last try, and no card twice.
-        names = {shard.spec.id for shard in shards}
+        there = {shard.spec.id: shard.spec.node for shard in shards}
         cards = {(shard.spec.node, uuid) for shard in shards for uuid in shard.spec.gpus or ()}
+        # Of one that was tried on two nodes the room on the last; and no card twice.
         others = (
             shard
             for shard in before
-            if shard.spec.id not in names
+            if there.get(shard.spec.id, shard.spec.node) == shard.spec.node
             and cards.isdisjoint((shard.spec.node, uuid) for uuid in shard.spec.gpus or ())
         )
         self._reserved[name] = (*others, *shards)
@@ -254,15 +254,21 @@ class Roster:
         """The shards that have ended, and whose room is kept."""
         return self._reserved
 
-    def release(self, name: ModelName, nodes: Collection[NodeId] | None = None) -> bool:
-        """Keep no room for it, on these nodes or on any; whether some was."""
+    def use(self, name: ModelName, begun: Iterable[ShardSpec]) -> None:
+        """Of the room that is kept for it these take what they need; the rest stays kept."""
         shards = self._reserved.pop(name, ())
-        kept = tuple(shard for shard in shards if nodes is not None and shard.spec.node not in nodes)
-        if kept:
-            self._reserved[name] = kept
+        for spec in begun:
+            shards = _take(shards, spec)
+            self._make_anew(spec.node)
+        if shards:
+            self._reserved[name] = shards
+
+    def release(self, name: ModelName) -> bool:
+        """Keep no room for it; whether some was."""
+        shards = self._reserved.pop(name, ())
         for shard in shards:
             self._make_anew(shard.spec.node)
-        return len(kept) < len(shards)
+        return bool(shards)
 
     def _make_host(self, member: Member, gone: Collection[LifeKey] = (), asker: ModelName | None = None) -> Host:
         name = member.node.id
@@ -459,6 +465,24 @@ class Roster:
             self._ready[name] = tuple(sorted((life.replica for life in routable), key=lambda replica: replica.id))
         else:
             self._ready.pop(name, None)
+
+
+def _take(kept: Iterable[Shard], spec: ShardSpec) -> tuple[Shard, ...]:
+    """What is left of kept room once this has its own."""
+    rest: list[Shard] = []
+    need_gb = spec.profile.min_memory_gb or 0.0
+    for shard in kept:
+        if shard.spec.node != spec.node:
+            rest.append(shard)
+            continue
+        gpus = tuple(uuid for uuid in shard.spec.gpus or () if uuid not in (spec.gpus or ()))
+        taken_gb = min(booked_gb_of(shard), need_gb)
+        need_gb -= taken_gb
+        gb = booked_gb_of(shard) - taken_gb
+        if gpus or gb:
+            profile = replace(shard.spec.profile, min_memory_gb=gb)
+            rest.append(replace(shard, spec=replace(shard.spec, gpus=gpus, profile=profile)))
+    return tuple(rest)
 
 
 def _has(desired: Mapping[ShardId, ShardSpec], spec: ShardSpec) -> bool:

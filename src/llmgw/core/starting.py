@@ -53,6 +53,10 @@ def start(state: State, model: Model, placement: Placement, now: float) -> None:
         state=ShardState.PLACED,
         since=now,
     )
+    # (what is left of the room that was kept is given back when this one is proven)
+    state.roster.use(model.name, specs)
+    if model.name not in state.roster.reserved:
+        state.reserved_until.pop(model.name, None)
     for spec in specs:
         state.roster.desire(spec)
         state.launched_at[spec.node, name, epoch] = now + LAUNCH_SECONDS
