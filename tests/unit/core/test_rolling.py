@@ -1042,7 +1042,9 @@ def test_what_was_being_changed_when_the_server_ended_has_its_room_before_those_
     assert the_shard(fleet.handle(NodeRegistered(node=a_node()), 2.0)).model.name == M
 
 
-def test_what_is_left_of_the_room_of_an_old_one_is_kept_until_the_new_one_is_proven() -> None:
+def a_smaller_one() -> tuple[Fleet, ShardSpec]:
+    """On the only node, of 16 GB, ``m`` has gone in place from 14 GB to 4, which has been placed at 23; ``w`` waits for
+    10."""
     old = a_model(gb=14.0)
     fleet, _ = a_ready(old)
     wake(fleet, until=20.0)
@@ -1051,25 +1053,21 @@ def test_what_is_left_of_the_room_of_an_old_one_is_kept_until_the_new_one_is_pro
     (drain,) = drains(fleet.handle(CatalogChanged(models=(small, waiting)), 21.0) + wake(fleet, until=21.0))
     fleet.handle(drained(drain), 22.0)
     (ended,) = (replica.shard for replica in fleet.statistics().models[0].replicas)
-    first = the_shard(fleet.handle(a_word(ended, ShardState.ENDED), 23.0))
+    return fleet, the_shard(fleet.handle(a_word(ended, ShardState.ENDED), 23.0))
+
+
+def test_what_is_left_of_the_room_of_an_old_one_is_kept_until_the_new_one_is_proven() -> None:
+    fleet, first = a_smaller_one()
     assert first.model.source == "/small"
     fleet.handle(a_word(first, ShardState.ENDED, cause="no"), 24.0)
     second = the_shard(wake(fleet, until=29.0))
     assert second.model.source == "/small"
     effects = fleet.handle(a_word(second, ShardState.ENDED, cause="no"), 30.0) + wake(fleet, until=30.0)
-    assert the_shard(effects).model.source == old.source
+    assert the_shard(effects).model.source == "/m.gguf"
 
 
 def test_what_is_left_of_the_room_of_an_old_one_is_given_away_once_the_new_one_is_proven() -> None:
-    old = a_model(gb=14.0)
-    fleet, _ = a_ready(old)
-    wake(fleet, until=20.0)
-    small = replace(old, source="/small", profiles=(replace(old.profiles[0], min_memory_gb=4.0),))
-    waiting = a_model("w", gb=10.0)
-    (drain,) = drains(fleet.handle(CatalogChanged(models=(small, waiting)), 21.0) + wake(fleet, until=21.0))
-    fleet.handle(drained(drain), 22.0)
-    (ended,) = (replica.shard for replica in fleet.statistics().models[0].replicas)
-    first = the_shard(fleet.handle(a_word(ended, ShardState.ENDED), 23.0))
+    fleet, first = a_smaller_one()
     fleet.handle(a_word(first, ShardState.READY), 24.0)
     assert desires(wake(fleet, until=33.0)) == []
     assert [shard.model.name for shard in desires(wake(fleet, until=34.0))[-1].shards] == ["m", "w"]
