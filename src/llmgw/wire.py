@@ -18,17 +18,19 @@ import msgspec.structs
 from llmgw.core.effects import Desire
 from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ShardId, ShardReport, ShardSpec
+from llmgw.core.weights import NodeWeights, WeightsOrder
 from llmgw.errors import LlmgwError
 
-PROTOCOL = 5
+PROTOCOL = 6
 # A server is upgraded before its agents: it speaks what they spoke before.
 OLDEST = 1
 # From here on agents tell what they have applied; know all that a definition of protocol 3 may ask for; and look for
 # GPUs and take those that are booked for a shard, and no others. Since 5 they wait for ``ShardSpec.go``, which those
-# before pass over: they launch at once, and say so.
+# before pass over: they launch at once, and say so. Since 6 they fetch weights, and are told of others that have them.
 TELLS_APPLIED = 2
 KNOWS_ALL_KEYS = 3
 TELLS_GPUS = 4
+FETCHES_WEIGHTS = 6
 
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024
 # Of names and ids, of any other text (an engine's argument may be a chat template), and of anything counted.
@@ -54,6 +56,8 @@ MIG_INSTANCES = 64
 FABRICS = 16
 LABELS = 64
 WARNINGS = 20
+# Of a node, and of what it is told of weights.
+WEIGHTS = 1024
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=NAME_CHARS)]
 Word = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[!-~]+\Z")]
@@ -73,10 +77,14 @@ _Host = Annotated[str, msgspec.Meta(max_length=SHORT_CHARS, pattern=r"^[0-9A-Za-
 _TEXTS: Mapping[str, Any] = {
     **dict.fromkeys(("id", "node", "shard", "replica"), Name),
     **dict.fromkeys(
-        ("cause", "remedy", "progress", "broken", "flag", "given_by", "detail", "down", "warnings"), _Words
+        ("cause", "remedy", "progress", "broken", "flag", "given_by", "detail", "down", "warnings", "kept"), _Words
     ),
     **dict.fromkeys(("uuid", "nvlink_peers", "ShardSpec.gpus", "fabric", "FabricFound.name", "hcas"), _ShortName),
     **dict.fromkeys(("gpu_driver", "pci", "shape", "interface", "labels", "Gpu.gpu_class"), _Short),
+    **dict.fromkeys(("commit", "Swarm.commit"), _ShortName),
+    # (as an argument of a dial: nothing but a host and a port)
+    "seed": _Address,
+    "Member.fabrics": _ShortName,
     **dict.fromkeys(("Gpu.name", "ForeignUse.name", "Measured.version"), _Short),
     # (what the server makes of an address, with a port, has to pass as well)
     "address": _Address,
@@ -93,6 +101,7 @@ _LENGTHS: Mapping[str, int] = {
     "hcas": GPUS,
     "labels": LABELS,
     "warnings": WARNINGS,
+    **dict.fromkeys(("cached", "fetches", "seen", "swarms", "members", "pulls", "items", "kept"), WEIGHTS),
 }
 # What can be so: a try's number is counted on from here, and sizes are added up and shown.
 _RANGES: Mapping[str, tuple[int, int]] = {
@@ -101,6 +110,11 @@ _RANGES: Mapping[str, tuple[int, int]] = {
     **dict.fromkeys(("memory_gb", "memory_available_gb", "memory_used_gb", "memory_foreign_gb"), (0, 10**7)),
     **dict.fromkeys(("load_seconds", "gpu_gb"), (0, 10**7)),
     **dict.fromkeys(("free_gb", "total_gb"), (0, 10**9)),
+    **dict.fromkeys(
+        ("done_bytes", "total_bytes", "origin_bytes", "peer_bytes", "size_bytes", "freed_bytes"), (0, INT_LIMIT)
+    ),
+    **dict.fromkeys(("rate", "left_seconds", "stalled_seconds", "fetched_at"), (0, 10**15)),
+    **dict.fromkeys(("number", "pull"), (0, INT_LIMIT)),
     **dict.fromkeys(("gpu_memory_gb", "min_memory_gb", "min_disk_gb"), (0, 10**9)),
     **dict.fromkeys(("tp", "pp", "count"), (1, 10**6)),
     **dict.fromkeys(("rank", "min", "max"), (0, 10**6)),
@@ -153,6 +167,12 @@ class ShardWord(msgspec.Struct, frozen=True, kw_only=True, tag="shard"):
     report: ShardReport
 
 
+class WeightsWord(msgspec.Struct, frozen=True, kw_only=True, tag="weights"):
+    """Which weights the node has and fetches: all of it, whenever that changes."""
+
+    weights: NodeWeights
+
+
 class Resync(msgspec.Struct, frozen=True, kw_only=True, tag="resync"):
     """The last change did not fit what the agent has: it needs the whole set."""
 
@@ -196,6 +216,12 @@ class DesiredDelta(msgspec.Struct, frozen=True, kw_only=True, tag="change"):
     drop: tuple[ShardId, ...]
 
 
+class OrderWord(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
+    """All that the agent is told of weights, in place of what it was told before; not to one before protocol 6."""
+
+    order: WeightsOrder
+
+
 class Goaway(msgspec.Struct, frozen=True, kw_only=True, tag="goaway"):
     """The server is about to end this link: the agent goes on with its work and dials anew."""
 
@@ -206,8 +232,8 @@ class _OldNodeWord(msgspec.Struct, frozen=True, kw_only=True, tag="node"):
     node: Node
 
 
-AgentMessage = Hello | Register | NodeWord | ShardWord | Resync
-ServerMessage = Welcome | Refused | Desired | DesiredDelta | Goaway
+AgentMessage = Hello | Register | NodeWord | ShardWord | WeightsWord | Resync
+ServerMessage = Welcome | Refused | Desired | DesiredDelta | OrderWord | Goaway
 _OldAgentMessage = Hello | Register | _OldNodeWord | ShardWord | Resync
 M = TypeVar("M")
 T = TypeVar("T")

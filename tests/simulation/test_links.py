@@ -17,6 +17,7 @@ from llmgw.core.events import Event, NodeLost, NodeRegistered, NodeReported, Nod
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ReplicaId, ShardAddress, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.weights import WeightsOrder
 from llmgw.door.steps import Failure
 from llmgw.errors import LinkLost
 from llmgw.link.agentlink import Pace
@@ -60,6 +61,9 @@ class Fleet:
         if node in self._desires:
             tell(self._desires[node])
         return lambda: self._followers.remove(tell)
+
+    def follow_orders(self, node: NodeId, tell: Callable[[WeightsOrder], None]) -> Callable[[], None]:
+        return lambda: None
 
     async def report(self, event: Event) -> None:
         # as the scheduler's inbox: first come, first served

@@ -29,6 +29,7 @@ from llmgw.core.node import (
     NodeId,
 )
 from llmgw.core.replica import Endpoint, Load, Measured, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.weights import Cached, Collect, Collected, Fetch, Member, NodeWeights, Phase, Pull, Swarm, WeightsOrder
 from llmgw.wire import (
     PROTOCOL,
     Desired,
@@ -36,10 +37,12 @@ from llmgw.wire import (
     Goaway,
     Hello,
     NodeWord,
+    OrderWord,
     Refused,
     Register,
     Resync,
     ShardWord,
+    WeightsWord,
     Welcome,
     WireError,
     decode_from_agent,
@@ -169,11 +172,50 @@ def a_report(spec: ShardSpec) -> ShardReport:
 
 
 SPEC = a_spec()
+WEIGHTS = NodeWeights(
+    seed="10.1.0.1:7444",
+    cached=(Cached(source="hf:org/tiny/t.gguf", commit="c0ffee", size_bytes=10**12, fetched_at=1.5, in_use=True),),
+    fetches=(
+        Fetch(
+            source="hf:org/big/b.gguf",
+            phase=Phase.FETCHING,
+            commit="abc",
+            done_bytes=5,
+            total_bytes=2**40,
+            rate=1.5,
+            left_seconds=9.5,
+            origin_bytes=3,
+            peer_bytes=2,
+            pull=7,
+        ),
+        Fetch(source="hf:org/no/n.gguf", phase=Phase.FAILED, cause="the disk is full", remedy="make room"),
+        Fetch(source="hf:org/slow/s.gguf", phase=Phase.FETCHING, stalled_seconds=40.5),
+    ),
+    seen=("/mnt/models/x.gguf", "org/name"),
+    shared=True,
+    collected=Collected(number=3, freed_bytes=9, kept=("hf:org/a/a.gguf: in use",)),
+)
+ORDER = WeightsOrder(
+    swarms=(
+        Swarm(
+            source="hf:org/big/b.gguf",
+            commit="abc",
+            members=(
+                Member(node=NodeId("gpu-1"), seed="[fe80::1]:7444", fabrics=("ib-a",), whole=True),
+                Member(node=NodeId("gpu-2")),
+            ),
+        ),
+        Swarm(source="https://models.internal/x.gguf"),
+    ),
+    pulls=(Pull(number=7, source="hf:org/big/b.gguf"),),
+    collect=Collect(number=3, items=(("hf:org/a/a.gguf", "c0ffee"),)),
+)
 FROM_AGENT = [
     Hello(protocol=2, node="gpu-1", run="a1b2", dial=1, version="0.2.0"),
     Register(node=NODE, running=((SPEC, a_report(SPEC)),)),
     NodeWord(node=NODE, applied=3),
-    ShardWord(report=a_report(SPEC)),
+    ShardWord(report=replace(a_report(SPEC), fetch=WEIGHTS.fetches[0])),
+    WeightsWord(weights=WEIGHTS),
     Resync(),
 ]
 FROM_SERVER = [
@@ -181,6 +223,7 @@ FROM_SERVER = [
     Refused(code="connected", reason="node gpu-1 is already connected from 10.0.0.7:4242"),
     Desired(revision=1, shards=(SPEC,)),
     DesiredDelta(revision=2, base=1, put=(SPEC,), drop=(ShardId("shd-tiny-9-0"),)),
+    OrderWord(order=ORDER),
     Goaway(reason="the server stops"),
 ]
 
@@ -365,13 +408,16 @@ BLIND = replace(NODE, gpus=None, fabrics=())
 @pytest.mark.parametrize(("protocol", "outdated"), [(1, True), (2, True), (3, False)])
 def test_an_older_agent_is_marked_wherever_it_speaks_of_itself_and_has_no_gpus(protocol: int, outdated: bool) -> None:
     for message in FROM_AGENT:
+        if isinstance(message, WeightsWord):
+            # (none of these says anything of them)
+            continue
         found = decode_from_agent(encode(message), protocol)
         assert type(found) is type(message)
         if isinstance(found, Register | NodeWord):
             assert found.node == replace(BLIND, outdated=outdated)
 
 
-@pytest.mark.parametrize(("theirs", "whom"), [(0, "agent"), (-1, "agent"), (6, "server"), (10**9, "server")])
+@pytest.mark.parametrize(("theirs", "whom"), [(0, "agent"), (-1, "agent"), (7, "server"), (10**9, "server")])
 def test_another_protocol_is_refused_with_what_to_upgrade(theirs: int, whom: str) -> None:
     text = refuse_protocol(theirs)
     assert text is not None
@@ -379,7 +425,7 @@ def test_another_protocol_is_refused_with_what_to_upgrade(theirs: int, whom: str
     assert text.endswith(f"upgrade the {whom}")
 
 
-@pytest.mark.parametrize("theirs", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("theirs", [1, 2, 3, 4, 5, 6])
 def test_the_present_protocol_and_those_before_are_spoken(theirs: int) -> None:
     assert refuse_protocol(theirs) is None
 

@@ -9,7 +9,7 @@ from llmgw.core.effects import Announce, Happening
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.replica import Replica, Shard, ShardReport, ShardSpec, ShardState, reached, replica_id, shard_id
-from llmgw.core.rolling import PROVING_SECONDS
+from llmgw.core.rolling import PROVING_SECONDS, defines
 from llmgw.core.roster import Life, Member
 from llmgw.core.state import State
 
@@ -59,12 +59,15 @@ def find_running(
         progress=report.progress,
         load=report.load,
         measured=report.measured,
+        fetch=report.fetch,
     )
     if ours and life is None:
         room[spec.model.name] -= 1
     if life is None or not ours:
         life = _begin(shard, spec.count, now)
         life.stray = not ours
+        # (one that serves may as well be what ran before the change)
+        life.stands_in = shard.state is not ShardState.READY and _is_earlier(state, spec)
     else:
         life.set_shard(shard, now)
     if ours:
@@ -115,6 +118,12 @@ def _begin(shard: Shard, count: int, now: float) -> Life:
         since=now,
     )
     return Life(replica, count=count)
+
+
+def _is_earlier(state: State, spec: ShardSpec) -> bool:
+    """It was launched as its model was when it served, and would not be so now."""
+    proven = state.rolls.proven(spec.model.name)
+    return proven is not None and defines(proven, spec) and not state.is_defined(spec)
 
 
 def _has_room(state: State, spec: ShardSpec, room: dict[ModelName, int]) -> bool:

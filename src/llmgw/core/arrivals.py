@@ -13,6 +13,7 @@ from llmgw.core.node import Gpu, Node, NodeId
 from llmgw.core.replica import ShardState
 from llmgw.core.roster import Life, LifeKey, ShardKey
 from llmgw.core.state import FEW, State
+from llmgw.core.weights import NodeWeights
 
 # What a node reports is looked at by those that wait for room so often at most.
 LOOK_SECONDS = 1.0
@@ -119,6 +120,13 @@ def take_report(state: State, node: Node, applied: int | None, now: float) -> No
             # It has taken the set without this shard and never spoke of it: it never saw the set with it.
             if applied >= life.withdrawn_by.get(node.id, math.inf):
                 lives.gone(state, life, node.id, now)
+
+
+def take_weights(state: State, node: NodeId, weights: NodeWeights, now: float) -> None:
+    """What a node has on its disks: where it has more, there may be room for those that wait."""
+    sources = frozenset(each.source for each in weights.cached).union(weights.seen)
+    if state.roster.note_stored(node, sources):
+        _look_again(state, now)
 
 
 def _look_again(state: State, now: float) -> None:

@@ -76,6 +76,9 @@ class Happening(StrEnum):
     ROLLED = "rolled"
     REVERTED = "reverted"
     NODE = "node"
+    FETCHING = "fetching"
+    FETCHED = "fetched"
+    COLLECTED = "collected"
     BRAKE = "brake"
     MODEL = "model"
 

@@ -9,6 +9,7 @@ from llmgw.core.learned import Fact
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ReplicaId, ShardReport, ShardSpec
+from llmgw.core.weights import NodeWeights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,6 +111,14 @@ class ShardChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsReported:
+    """A node says which weights it has and fetches: all of it, in place of what it said before."""
+
+    node: NodeId
+    weights: NodeWeights
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Demand:
     """How much a model is asked for at this moment: the whole of it, in place of what was said before.
 
@@ -184,6 +193,7 @@ Event = (
     | NodeRemoved
     | RulesChanged
     | ShardChanged
+    | WeightsReported
     | Demand
     | ModelCalled
     | Drained

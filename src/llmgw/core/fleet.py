@@ -29,6 +29,7 @@ from llmgw.core.events import (
     ShardChanged,
     Stopping,
     Wakeup,
+    WeightsReported,
 )
 from llmgw.core.hosts import Host
 from llmgw.core.learned import USUAL_LOAD_SECONDS, Figure, Learned
@@ -36,7 +37,8 @@ from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, picture
 from llmgw.core.placement import Verdict
-from llmgw.core.replica import Replica, ReplicaId
+from llmgw.core.replica import Replica, ReplicaId, ShardState
+from llmgw.core.roster import Life
 from llmgw.core.searching import Search
 from llmgw.core.state import State, few
 from llmgw.core.trace import Trace
@@ -107,10 +109,12 @@ class Fleet:
         state, roster = self._state, self._state.roster
         model = state.launched(name)
         usual = (state.learned.load_seconds(model) if model is not None else None) or USUAL_LOAD_SECONDS
-        launched = [
-            life.launched_at for life in roster.of(name) if life.launched_at is not None and roster.is_desired(life)
+        began = [
+            _find_begin(life, life.launched_at, now)
+            for life in roster.of(name)
+            if life.launched_at is not None and roster.is_desired(life)
         ]
-        began_at = min(launched) if launched else max(state.retry_at.get(name, now), now)
+        began_at = min(began) if began else max(state.retry_at.get(name, now), now)
         left = min(began_at + usual - now, LONGEST_RETRY_AFTER_SECONDS)
         # A load that is late already says nothing of when it will be done.
         return min(max(math.ceil(left if left > 0 else USUAL_LOAD_SECONDS), 1), LONGEST_RETRY_AFTER_SECONDS)
@@ -183,6 +187,8 @@ class Fleet:
                 # A word of an epoch that is over, or that this fleet never began, moves nothing.
                 if life is not None:
                     lives.observe(state, life, node_id, report, now)
+            case WeightsReported(node=node_id, weights=weights):
+                arrivals.take_weights(state, node_id, weights, now)
             case Demand():
                 orders.take_demand(state, event, now)
             case ModelCalled(model=name):
@@ -210,3 +216,12 @@ class Fleet:
         state.effects += state.roster.changed_desires()
         timers.ask_to_be_woken(state, now)
         return state.effects
+
+
+def _find_begin(life: Life, launched_at: float, now: float) -> float:
+    """When its launch began or will begin, as far as that is known: its weights may have to come first."""
+    fetch = life.replica.fetch
+    if fetch is not None:
+        return now + (LONGEST_RETRY_AFTER_SECONDS if fetch.left_seconds is None else fetch.left_seconds)
+    # (what came before may have been hours of fetching)
+    return life.replica.since if life.replica.state is ShardState.LOADING else launched_at

@@ -64,6 +64,7 @@ def observe(state: State, life: Life, node: NodeId, report: ShardReport, now: fl
             progress=report.progress,
             load=report.load,
             measured=report.measured or shard.measured,
+            fetch=report.fetch,
         ),
         now,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import NewType
 
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import NodeId
+from llmgw.core.weights import Fetch
 
 ReplicaId = NewType("ReplicaId", str)
 ShardId = NewType("ShardId", str)
@@ -129,7 +131,8 @@ class ShardReport:
     """What an agent says of one shard.
 
     ``cause`` names in one line why it ended, ``kind`` in one word, ``remedy`` what to do about it; ``lines`` are the
-    engine's last. ``context_length`` is how many tokens a request may have, as the engine says.
+    engine's last. ``context_length`` is how many tokens a request may have, as the engine says. ``fetch``: the weights
+    that it waits for.
     """
 
     shard: ShardId
@@ -146,6 +149,7 @@ class ShardReport:
     lines: tuple[str, ...] = ()
     load: Load = Load()
     measured: Measured | None = None
+    fetch: Fetch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +168,7 @@ class Shard:
     lines: tuple[str, ...] = ()
     load: Load = Load()
     measured: Measured | None = None
+    fetch: Fetch | None = None
 
 
 def reached(report: ShardReport, spec: ShardSpec) -> ShardState:
@@ -226,12 +231,22 @@ class Replica:
         return self.shards[0].context_length
 
     @property
+    def fetch(self) -> Fetch | None:
+        """The weights that it waits for; of several shards that fetch, those that take the longest."""
+        found = [shard.fetch for shard in self.shards if shard.fetch is not None]
+        return max(found, key=_left_seconds, default=None)
+
+    @property
     def progress(self) -> str | None:
         """Of the first shard that has something to tell, with its node where there are several."""
         for shard in self.shards:
             if shard.progress is not None:
                 return shard.progress if len(self.shards) == 1 else f"{shard.spec.node}: {shard.progress}"
         return None
+
+
+def _left_seconds(fetch: Fetch) -> float:
+    return math.inf if fetch.left_seconds is None else fetch.left_seconds
 
 
 def join_states(states: Collection[ShardState], count: int) -> ShardState:

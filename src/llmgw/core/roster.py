@@ -27,6 +27,7 @@ from llmgw.core.replica import (
     booked_gb_of,
     join_states,
 )
+from llmgw.core.weights import parse_source
 
 Name = TypeVar("Name")
 
@@ -130,7 +131,9 @@ class Roster:
         self._marks: dict[NodeId, NodeMarked] = {}
         # room that is kept for a model though nothing of it runs there, by the shards that ran
         self._reserved: dict[ModelName, tuple[Shard, ...]] = {}
+        # sources that engines there have loaded, and those that the node says it has (absent: it does not say)
         self._holds: dict[NodeId, set[str]] = {}
+        self._stored: dict[NodeId, frozenset[str]] = {}
         # whose host is to be made anew
         self._stale: dict[NodeId, None] = {}
         self._order: tuple[Member, ...] | None = None
@@ -191,6 +194,7 @@ class Roster:
         self.lost_at.pop(name, None)
         self._marks.pop(name, None)
         self._holds.pop(name, None)
+        self._stored.pop(name, None)
         self._touched.discard(name)
         self._stale.pop(name, None)
         self._order = None
@@ -286,11 +290,15 @@ class Roster:
                 gpus = tuple(gpu.uuid for gpu in member.node.gpus or ())
             booked |= dict.fromkeys(gpus or (), life.replica.id)
             replicas[life.replica.model] += 1
+        kept: dict[str, ModelName] = {}
+        kept_gb: dict[ModelName, float] = {}
         for model, shards in self._reserved.items():
             for shard in shards:
                 if shard.spec.node == name and model != asker:
-                    booked_gb += booked_gb_of(shard)
+                    kept_gb[model] = kept_gb.get(model, 0.0) + booked_gb_of(shard)
+                    kept |= {uuid: model for uuid in shard.spec.gpus or () if uuid not in booked}
                     booked |= {uuid: shard.spec.replica for uuid in shard.spec.gpus or () if uuid not in booked}
+        booked_gb += sum(kept_gb.values())
         mark = self._marks.get(name)
         labels = member.node.labels
         if mark is not None and mark.labels:
@@ -302,9 +310,26 @@ class Roster:
             labels=labels,
             booked_gb=booked_gb,
             booked=booked,
+            kept=kept,
+            kept_gb=kept_gb,
             replicas=replicas,
-            holds=frozenset(self._holds.get(name, ())),
+            holds=self._find_held(name),
         )
+
+    def _find_held(self, name: NodeId) -> frozenset[str]:
+        loaded, stored = self._holds.get(name, ()), self._stored.get(name)
+        if stored is None:
+            return frozenset(loaded)
+        # What was fetched may have been removed since.
+        return stored.union(source for source in loaded if not parse_source(source).is_fetched)
+
+    def note_stored(self, name: NodeId, sources: frozenset[str]) -> bool:
+        """The node says that it has these on its disks, and no others that are fetched; whether that is news."""
+        if name not in self.members or self._stored.get(name) == sources:
+            return False
+        self._stored[name] = sources
+        self._make_anew(name)
+        return True
 
     def note_held(self, name: NodeId, source: str) -> None:
         """An engine there has loaded this source."""

@@ -12,9 +12,10 @@ from typing import Protocol
 import trio
 
 from llmgw.core.effects import Desire
-from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
+from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged, WeightsReported
 from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ShardSpec
+from llmgw.core.weights import WeightsOrder
 from llmgw.errors import LinkLost
 from llmgw.link.control import PONG_SECONDS
 from llmgw.link.handshake import Unwelcome
@@ -23,16 +24,19 @@ from llmgw.link.sessions import Claim, Free, Session, Sessions, Turned
 from llmgw.link.sparing import SparingLog
 from llmgw.link.words import clean
 from llmgw.wire import (
+    FETCHES_WEIGHTS,
     PROTOCOL,
     AgentMessage,
     Desired,
     Goaway,
     Hello,
     NodeWord,
+    OrderWord,
     Refused,
     Register,
     Resync,
     ShardWord,
+    WeightsWord,
     Welcome,
     WireError,
     decode_from_agent,
@@ -73,6 +77,9 @@ class Agents(Protocol):
     def follow(self, node: NodeId, tell: Callable[[Desire], None]) -> Callable[[], None]:
         """Call ``tell`` with the node's desired set, now if there is one and at each change, until the answer is
         called. ``tell`` neither waits nor raises."""
+
+    def follow_orders(self, node: NodeId, tell: Callable[[WeightsOrder], None]) -> Callable[[], None]:
+        """The same for what the node is told of weights."""
 
     async def report(self, event: Event) -> None:
         """Take an event; events count in the order of the calls. An agent is not read while this waits. When a
@@ -129,8 +136,8 @@ class AgentLink:
         self._code: str | None = None
         self._reason: str | None = None
         self._session: Session | None = None
-        # Since the node has registered: ends what it is told.
-        self._unfollow: Callable[[], None] | None = None
+        # Since the node has registered: they end what it is told.
+        self._unfollow: tuple[Callable[[], None], ...] = ()
         self._sent: Desire | None = None
         self._sent_at = 0.0
 
@@ -177,8 +184,8 @@ class AgentLink:
             log.debug("node %s: %s", self.node, clean(lost.message))
         finally:
             self._line.give_up()
-            if self._unfollow is not None:
-                self._unfollow()
+            for unfollow in self._unfollow:
+                unfollow()
             if self._session is not None:
                 self._sessions.leave(self._session)
                 level = logging.WARNING if self._code == "violation" else logging.INFO
@@ -277,13 +284,18 @@ class AgentLink:
             await self._agents.report(event)
             if isinstance(event, NodeRegistered):
                 self._tell_whole()
-                if self._unfollow is None:
-                    self._unfollow = self._agents.follow(self.node, self._tell)
+                if not self._unfollow:
+                    self._follow(session)
+
+    def _follow(self, session: Session) -> None:
+        self._unfollow = (self._agents.follow(self.node, self._tell),)
+        if session.claim.protocol >= FETCHES_WEIGHTS:
+            self._unfollow += (self._agents.follow_orders(self.node, self._order),)
 
     def _read(self, message: AgentMessage) -> Event | None:
         if isinstance(message, Hello):
             raise WireError("hello is said once")
-        if not isinstance(message, Register) and self._unfollow is None:
+        if not isinstance(message, Register) and not self._unfollow:
             raise WireError(f"{type(message).__name__} before Register")
         for claimed in _claimed_nodes(message):
             self._prove(claimed)
@@ -298,6 +310,8 @@ class AgentLink:
                 return NodeReported(node=_share_flags(node), applied=applied)
             case ShardWord(report=report):
                 return ShardChanged(node=self.node, report=report)
+            case WeightsWord(weights=weights):
+                return WeightsReported(node=self.node, weights=weights)
             case Resync():
                 self._tell_whole()
         return None
@@ -318,6 +332,17 @@ class AgentLink:
             message = encode(Desired(revision=desire.revision, shards=desire.shards))
         self._line.send(message)
         self._sent, self._sent_at = desire, trio.current_time()
+
+    def _order(self, order: WeightsOrder) -> None:
+        if self._reason is not None:
+            return
+        try:
+            message = encode(OrderWord(order=order))
+        except WireError as why:
+            # It goes on by the one before: nothing runs or ends by these.
+            self._say(logging.ERROR, f"node {self.node} can't be told of weights: {why}")
+        else:
+            self._line.send(message)
 
     def _leave_out(self, desire: Desire) -> Desire:
         """What of it can be sent: one shard that can't must not keep all others of the node from being started, and

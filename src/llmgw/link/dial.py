@@ -22,8 +22,9 @@ from llmgw.errors import LinkLost
 from llmgw.link.agent_trunk import AgentTrunk
 from llmgw.link.control import Control, Tap, ask_upgrade
 from llmgw.link.explain import check_own, explain_dial, is_wrong_name, list_names, name_address
-from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, ClientContexts, Credentials, client_contexts, hand_over
+from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, ClientContexts, client_contexts, hand_over
 from llmgw.link.words import clean
+from llmgw.reactor.credentials import Credentials
 from llmgw.reactor.loop import Reactor
 
 TlsStream = trio.SSLStream[trio.SocketStream]

@@ -17,8 +17,9 @@ from typing import Protocol, TypeVar
 import trio
 
 from llmgw.core.effects import Desire
-from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
+from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged, WeightsReported
 from llmgw.core.node import NodeId
+from llmgw.core.weights import WeightsOrder
 from llmgw.errors import LinkLost, LlmgwError
 from llmgw.link.control import LOOK_SECONDS, PONG_SECONDS
 from llmgw.link.dial import Backoff, DialFailed, Pace
@@ -31,10 +32,12 @@ from llmgw.wire import (
     Goaway,
     Hello,
     NodeWord,
+    OrderWord,
     Refused,
     Register,
     Resync,
     ShardWord,
+    WeightsWord,
     Welcome,
     WireError,
     decode_from_server,
@@ -79,7 +82,9 @@ class Server(Protocol):
 class Session:
     """One control link that the server has welcomed."""
 
-    __slots__ = ("asked_whole", "desire", "ending", "give_up_seconds", "given", "line", "registered", "token", "why")
+    __slots__ = (
+        *("asked_whole", "desire", "ending", "give_up_seconds", "given", "line", "order", "registered", "token", "why"),
+    )
 
     def __init__(self, line: Line, welcome: Welcome) -> None:
         self.line = line
@@ -92,6 +97,8 @@ class Session:
         self.desire: Desire | None = None
         self.given: int | None = None
         self.asked_whole = False
+        # What was said of weights last.
+        self.order: WeightsOrder | None = None
         # Set when another link is to be dialled: this one is over, or the server has asked for it.
         self.ending = trio.Event()
         self.why: str | None = None
@@ -149,6 +156,16 @@ class Dialer:
         session.given = desire.revision
         return desire
 
+    async def order(self, after: WeightsOrder | None) -> WeightsOrder:
+        """What the server says of weights, once that is something else than ``after``: waits over any loss of the
+        link, for an order holds until there is another one."""
+
+        def find_newer() -> WeightsOrder | None:
+            session = self._find_registered()
+            return None if session is None or session.order == after else session.order
+
+        return await self._wait(find_newer)
+
     async def report(self, event: Event) -> None:
         """Hand an event up. A registration waits for a link; any other word raises LinkLost when its link is gone."""
         if isinstance(event, NodeRegistered):
@@ -169,9 +186,11 @@ class Dialer:
             case NodeReported(node=node, applied=applied):
                 # The number may be one of an earlier server, which counted by itself.
                 known = applied if applied == welcomed.given else None
-                word: NodeWord | ShardWord = NodeWord(node=node, applied=known)
+                word: NodeWord | ShardWord | WeightsWord = NodeWord(node=node, applied=known)
             case ShardChanged(report=report):
                 word = ShardWord(report=report)
+            case WeightsReported(weights=weights):
+                word = WeightsWord(weights=weights)
             case _:
                 raise TypeError(f"{type(event).__name__} is no word of an agent")
         try:
@@ -314,6 +333,9 @@ class Dialer:
             match message:
                 case Desired() | DesiredDelta():
                     self._take(session, message)
+                case OrderWord(order=order):
+                    session.order = order
+                    self._tell_change()
                 case Goaway(reason=reason):
                     log.info("the server asks for another link: %s", clean(reason))
                     session.ending.set()

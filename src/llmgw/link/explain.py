@@ -16,7 +16,7 @@ from typing import Any
 import trio
 
 from llmgw.config.ordinary import read_ordinary
-from llmgw.link.tls import TlsFiles
+from llmgw.reactor.credentials import TlsFiles
 
 # OpenSSL's numbers of what is wrong with a certificate.
 NOT_YET_VALID, EXPIRED, WRONG_PURPOSE = 9, 10, 26

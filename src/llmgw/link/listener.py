@@ -27,9 +27,10 @@ from llmgw.link.pending import Pending, Visit
 from llmgw.link.presence import LinkView, Presence
 from llmgw.link.refusals import Refusals
 from llmgw.link.revoked import Revoked
-from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, Credentials, QuietTls, hand_over
+from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, QuietTls, hand_over
 from llmgw.link.trunk import Trunks
 from llmgw.link.words import clean
+from llmgw.reactor.credentials import Credentials
 from llmgw.reactor.loop import Reactor
 
 log = logging.getLogger("llmgw.link")

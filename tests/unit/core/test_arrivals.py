@@ -38,6 +38,7 @@ from llmgw.core.events import (
     NodeSilent,
     RulesChanged,
     Wakeup,
+    WeightsReported,
 )
 from llmgw.core.lives import UNHEARD_SECONDS
 from llmgw.core.model import ModelName
@@ -46,6 +47,7 @@ from llmgw.core.placement import Rejected
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import ShardState
 from llmgw.core.state import FEW
+from llmgw.core.weights import Cached, NodeWeights
 
 # What nodes report
 
@@ -60,6 +62,24 @@ def test_what_waits_is_looked_at_again_when_a_node_offers_something_else_and_not
     assert isinstance(fleet.verdict(M), Rejected)
     assert desires(fleet.handle(NodeReported(node=replace(a_node(), memory_available_gb=1.0)), 1.0)) == []
     assert the_shard(fleet.handle(NodeReported(node=a_node(memory_gb=32.0)), 2.0)).node == N1
+
+
+def test_a_node_that_has_the_weights_needs_no_room_for_them() -> None:
+    model = a_model()
+    source = "hf:org/repo/x.gguf"
+    needy = replace(model, source=source, profiles=(replace(model.profiles[0], min_disk_gb=50.0),))
+    fleet, _ = a_fleet(needy)
+    assert isinstance(fleet.verdict(M), Rejected)
+    cached = Cached(source=source, commit="c", size_bytes=1, fetched_at=0.0)
+    elsewhere = WeightsReported(node=N2, weights=NodeWeights(cached=(cached,)))
+    assert desires(fleet.handle(elsewhere, 2.0)) == []
+    assert the_shard(fleet.handle(replace(elsewhere, node=N1), 3.0)).node == N1
+
+
+def test_weights_that_a_node_sees_count_as_there() -> None:
+    fleet, _ = a_fleet(a_model())
+    fleet.handle(WeightsReported(node=N1, weights=NodeWeights(seen=("/mnt/x.gguf",))), 1.0)
+    assert fleet.hosts()[0].holds == {"/mnt/x.gguf"}
 
 
 def test_a_report_of_a_stranger_is_ignored() -> None:

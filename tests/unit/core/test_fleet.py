@@ -46,6 +46,7 @@ from llmgw.core.events import (
     ShardChanged,
     Stopping,
     Wakeup,
+    WeightsReported,
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.learned import Fact, make_key
@@ -54,6 +55,7 @@ from llmgw.core.node import Node, NodeId
 from llmgw.core.placement import Placement, Rejected, place
 from llmgw.core.replica import Measured, Replica, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.core.rolling import defines
+from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase
 
 # From the first word to the first answer
 
@@ -114,6 +116,22 @@ def test_what_an_earlier_server_learned_tells_when_to_ask_again() -> None:
     fleet.handle(FactsKnown(facts=(Fact(key=key, load_seconds=70.0),)), 0.0)
     fleet.handle(CatalogChanged(models=(a_model(least=0),)), 0.0)
     assert fleet.retry_after_seconds(M, 0.0) == 70
+
+
+def test_weights_that_are_on_their_way_come_before_the_load() -> None:
+    key = make_key(a_model(), a_model().profiles[0], "", "")
+    fleet = Fleet()
+    fleet.handle(FactsKnown(facts=(Fact(key=key, load_seconds=10.0),)), 0.0)
+    fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)
+    fleet.handle(Wakeup(), 0.0)
+    shard = the_shard(fleet.handle(NodeRegistered(node=a_node()), 0.0))
+    fetch = Fetch(source=a_model().source, phase=Phase.FETCHING, left_seconds=30.0)
+    fleet.handle(a_word(shard, ShardState.PREPARING, fetch=fetch), 50.0)
+    assert fleet.retry_after_seconds(M, 50.0) == 40
+    fleet.handle(a_word(shard, ShardState.PREPARING, fetch=replace(fetch, left_seconds=None)), 60.0)
+    assert fleet.retry_after_seconds(M, 60.0) == 120
+    fleet.handle(a_word(shard, ShardState.LOADING), 90.0)
+    assert fleet.retry_after_seconds(M, 96.0) == 4
 
 
 def test_the_time_to_ask_again_has_a_ceiling() -> None:

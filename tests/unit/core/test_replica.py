@@ -5,9 +5,22 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.core.model import ModelName
+from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import NodeId
-from llmgw.core.replica import MAY_FOLLOW, ShardAddress, ShardId, ShardState, join_states, replica_id, shard_id
+from llmgw.core.replica import (
+    MAY_FOLLOW,
+    Replica,
+    ReplicaId,
+    Shard,
+    ShardAddress,
+    ShardId,
+    ShardSpec,
+    ShardState,
+    join_states,
+    replica_id,
+    shard_id,
+)
+from llmgw.core.weights import Fetch, Phase
 
 NAMES = st.text(st.characters(codec="utf-8"), min_size=1, max_size=30).map(ModelName)
 
@@ -53,3 +66,36 @@ def test_shards_together_are_as_far_as_the_one_behind_and_end_with_the_first_tha
     assert join_states([ready, ended], 2) is stopping
     assert join_states([ready, stopping], 2) is stopping
     assert join_states([ended, ended], 2) is ended
+
+
+def a_fetching_replica(*fetches: Fetch | None) -> Replica:
+    model, profile = Model(name=ModelName("m"), source="s"), Profile(name="p", engine="e")
+    shards = []
+    for rank, fetch in enumerate(fetches):
+        spec = ShardSpec(
+            id=shard_id(model.name, 1, rank),
+            replica=ReplicaId("rep-m-1"),
+            epoch=1,
+            node=NodeId(f"n{rank}"),
+            model=model,
+            profile=profile,
+        )
+        shards.append(Shard(spec=spec, state=ShardState.PREPARING, since=0.0, fetch=fetch))
+    return Replica(
+        id=ReplicaId("rep-m-1"),
+        model=model.name,
+        profile="p",
+        epoch=1,
+        shards=tuple(shards),
+        state=ShardState.PREPARING,
+        since=0.0,
+    )
+
+
+def test_a_replica_waits_for_the_weights_that_take_the_longest() -> None:
+    quick = Fetch(source="s", phase=Phase.FETCHING, left_seconds=1.0)
+    slow = Fetch(source="s", phase=Phase.FETCHING, left_seconds=9.0)
+    unknown = Fetch(source="s", phase=Phase.RESOLVING)
+    assert a_fetching_replica(None).fetch is None
+    assert a_fetching_replica(quick, None, slow).fetch == slow
+    assert a_fetching_replica(unknown, slow).fetch == unknown

@@ -20,6 +20,7 @@ from llmgw.core.events import Event
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.weights import WeightsOrder
 
 DAY = datetime.timedelta(days=1)
 
@@ -141,6 +142,8 @@ class FakeFleet:
         self.waiting = 0
         self._desires: dict[NodeId, Desire] = {}
         self._followers: list[tuple[NodeId, Callable[[Desire], None]]] = []
+        self._orders: dict[NodeId, WeightsOrder] = {}
+        self.order_followers: list[tuple[NodeId, Callable[[WeightsOrder], None]]] = []
         self._changed = trio.Event()
 
     def desire(self, node: NodeId, revision: int, *shards: ShardSpec) -> None:
@@ -154,6 +157,18 @@ class FakeFleet:
         if node in self._desires:
             tell(self._desires[node])
         return lambda: self._followers.remove((node, tell))
+
+    def order(self, node: NodeId, order: WeightsOrder) -> None:
+        self._orders[node] = order
+        for follower, tell in tuple(self.order_followers):
+            if follower == node:
+                tell(order)
+
+    def follow_orders(self, node: NodeId, tell: Callable[[WeightsOrder], None]) -> Callable[[], None]:
+        self.order_followers.append((node, tell))
+        if node in self._orders:
+            tell(self._orders[node])
+        return lambda: self.order_followers.remove((node, tell))
 
     async def report(self, event: Event) -> None:
         self.waiting += 1

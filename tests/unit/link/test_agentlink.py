@@ -12,15 +12,17 @@ import trio
 import trio.testing
 from trio_websocket import ConnectionClosed, WebSocketConnection
 
-from llmgw.core.events import NodeRegistered, NodeReported, ShardChanged
+from llmgw.core.events import NodeRegistered, NodeReported, ShardChanged, WeightsReported
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardState
+from llmgw.core.weights import NodeWeights, Pull, WeightsOrder
 from llmgw.link.agentlink import AgentLink, Pace
 from llmgw.link.control import LOOK_SECONDS, Control, Tap, ask_upgrade
 from llmgw.link.handshake import Arrival, Floor, Unwelcome, upgrade
 from llmgw.link.sessions import Sessions
 from llmgw.link.sparing import SparingLog
 from llmgw.wire import (
+    FETCHES_WEIGHTS,
     PROTOCOL,
     AgentMessage,
     Desired,
@@ -28,11 +30,13 @@ from llmgw.wire import (
     Goaway,
     Hello,
     NodeWord,
+    OrderWord,
     Refused,
     Register,
     Resync,
     ServerMessage,
     ShardWord,
+    WeightsWord,
     Welcome,
     decode_from_server,
     encode,
@@ -192,6 +196,40 @@ async def test_the_set_comes_whole_and_then_by_what_changes(
     assert await peer.hear() == Desired(revision=4, shards=(one, two))
     world.fleet.desire(NODE, 9, two)
     assert await peer.hear() == DesiredDelta(revision=9, base=4, put=(), drop=(one.id,))
+
+
+async def test_what_is_said_of_weights_goes_both_ways(
+    autojump_clock: object, world: World, facts: Any, register: Register
+) -> None:
+    first, second = (WeightsOrder(pulls=(Pull(number=number, source="hf:o/r/f.gguf"),)) for number in (1, 2))
+    world.fleet.order(NODE, first)
+    peer = await world.dial()
+    await peer.greet()
+    await peer.say(register)
+    assert await peer.hear() == OrderWord(order=first)
+    weights = NodeWeights(seen=("/m.gguf",))
+    await peer.say(WeightsWord(weights=weights))
+    assert (await world.fleet.wait_events(2))[1] == WeightsReported(node=NODE, weights=weights)
+    # what can't be sent leaves the link as it is
+    world.fleet.order(NODE, WeightsOrder(pulls=(Pull(number=-1, source="x"),)))
+    world.fleet.order(NODE, second)
+    assert await peer.hear() == OrderWord(order=second)
+    peer.life.cancel()
+    await trio.sleep(LEASE)
+    assert world.fleet.order_followers == []
+
+
+async def test_an_agent_that_fetches_no_weights_is_told_nothing_of_them(
+    autojump_clock: object, world: World, facts: Any, register: Register
+) -> None:
+    world.fleet.order(NODE, WeightsOrder(pulls=(Pull(number=1, source="hf:o/r/f.gguf"),)))
+    peer = await world.dial()
+    await peer.say(Hello(protocol=FETCHES_WEIGHTS - 1, node=NODE, run="a", dial=1, version="1.0"))
+    assert isinstance(await peer.hear(), Welcome)
+    await peer.say(register)
+    await world.fleet.wait_events(1)
+    world.fleet.desire(NODE, 1, facts.spec())
+    assert isinstance(await peer.hear(), Desired)
 
 
 async def test_nothing_is_desired_of_a_node_that_has_not_registered(

@@ -17,10 +17,11 @@ from wsproto.utilities import LocalProtocolError
 
 from llmgw.config.agent import AgentConfig, NodeTls, ServerAddress
 from llmgw.core.effects import Desire
-from llmgw.core.events import NodeLost, NodeRegistered, NodeReported, ShardChanged
+from llmgw.core.events import NodeLost, NodeRegistered, NodeReported, ShardChanged, WeightsReported
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ReplicaId, ShardAddress, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.weights import NodeWeights, Pull, WeightsOrder
 from llmgw.errors import LinkLost, UsageError
 from llmgw.link.control import NODE_HEADER, Control, Tap, read_upgrade
 from llmgw.link.dial import Pace, TlsServer
@@ -36,11 +37,13 @@ from llmgw.wire import (
     Goaway,
     Hello,
     NodeWord,
+    OrderWord,
     Refused,
     Register,
     Resync,
     ServerMessage,
     ShardWord,
+    WeightsWord,
     Welcome,
     decode_from_agent,
     encode,
@@ -265,6 +268,31 @@ async def test_words_arrive_in_order(rig: MakeRig) -> None:
             NodeWord(node=HAVE, applied=None),
             ShardWord(report=a_report(1)),
         ]
+
+
+async def test_what_is_said_of_weights_goes_both_ways(rig: MakeRig) -> None:
+    async with rig() as bench:
+        peer = await bench.register()
+        weights = NodeWeights(seen=("/m.gguf",))
+        await bench.dialer.report(WeightsReported(node=NODE, weights=weights))
+        assert await peer.hear() == WeightsWord(weights=weights)
+        first, second = (WeightsOrder(pulls=(Pull(number=number, source="hf:o/r/f.gguf"),)) for number in (1, 2))
+        peer.say(OrderWord(order=first))
+        assert await bench.dialer.order(None) == first
+        async with trio.open_nursery() as nursery:
+            heard: list[WeightsOrder] = []
+
+            async def wait_newer() -> None:
+                heard.append(await bench.dialer.order(first))
+
+            nursery.start_soon(wait_newer)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not heard
+            # an order holds over the link's loss, until there is another one
+            await peer.below.aclose()
+            again = await bench.register()
+            again.say(OrderWord(order=second))
+        assert heard == [second]
 
 
 async def test_a_word_without_a_link_is_not_taken(authority: Any) -> None:

@@ -32,8 +32,9 @@ from llmgw.link.mux import Mux
 from llmgw.link.pending import PLACES
 from llmgw.link.refusals import LINES
 from llmgw.link.sparing import NODE_LINES
-from llmgw.link.tls import CONTROL_ALPN, Credentials, client_contexts, server_context
+from llmgw.link.tls import CONTROL_ALPN, client_contexts, server_context
 from llmgw.link.trunk import Trunks
+from llmgw.reactor.credentials import Credentials
 from llmgw.reactor.loop import Reactor
 from llmgw.wire import (
     MAX_MESSAGE_BYTES,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import socket
 import ssl
@@ -16,16 +15,15 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.errors import UsageError
 from llmgw.link.tls import (
     CONTROL_ALPN,
     TRUNK_ALPN,
-    Credentials,
     QuietTls,
     client_contexts,
     hand_over,
     server_context,
 )
+from llmgw.reactor.credentials import Credentials
 from llmgw.reactor.loop import Reactor
 from llmgw.reactor.transports import Tls
 
@@ -107,56 +105,6 @@ async def test_a_node_without_a_right_certificate_is_not_heard(authority: Any, m
         await shake(server, client)
 
 
-# -- files
-
-
-def test_files_that_can_not_be_used_are_named(authority: Any) -> None:
-    good = authority.issue("gpu-1")
-    other = authority.issue("gpu-2")
-    garbage = good.ca.with_name("garbage.pem")
-    garbage.write_text("-----BEGIN NONSENSE-----\n")
-    garbage.chmod(0o600)
-    missing = good.ca.with_name("missing.pem")
-    for files, words in (
-        (replace(good, ca=missing), f"{missing}: can't be read: No such file"),
-        (replace(good, cert=missing), f"{missing}: can't be read: No such file"),
-        (replace(good, key=missing), f"{missing}: can't be read: No such file"),
-        (replace(good, ca=garbage), f"{garbage}: holds no certificate of an authority"),
-        (replace(good, cert=garbage), f"{garbage}, {good.key}: no certificate and its key"),
-        (replace(good, key=garbage), f"{good.cert}, {garbage}: no certificate and its key"),
-        (replace(good, key=other.key), f"{other.key}: is not the key of the certificate {good.cert}"),
-    ):
-        for build in (server_context, client_contexts):
-            with pytest.raises(UsageError) as caught:
-                build(files)
-            assert caught.value.message.startswith(words)
-
-
-def test_a_key_with_a_password_is_refused_and_nobody_is_asked_for_it(authority: Any) -> None:
-    from cryptography.hazmat.primitives import serialization
-
-    files = authority.issue("gpu-1")
-    key: Any = serialization.load_pem_private_key(files.key.read_bytes(), password=None)
-    files.key.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"secret"),
-        )
-    )
-    with pytest.raises(UsageError, match="unencrypted"):
-        client_contexts(files)
-
-
-def test_a_key_that_everybody_can_read_is_refused(authority: Any) -> None:
-    files = authority.issue("server")
-    files.key.chmod(0o644)
-    with pytest.raises(UsageError, match=f"chmod o-rwx {files.key}"):
-        server_context(files)
-    files.key.chmod(0o640)
-    server_context(files)
-
-
 async def test_a_renewed_certificate_is_used_by_the_next_connection(authority: Any) -> None:
     files = authority.issue("server", hosts=("server.test",))
     credentials = Credentials(files, server_context)
@@ -168,40 +116,6 @@ async def test_a_renewed_certificate_is_used_by_the_next_connection(authority: A
     await old[0].send_all(b"untouched")
     assert await old[1].receive_some() == b"untouched"
     await close(*old, *new)
-
-
-def test_files_that_did_not_change_are_not_read_again(authority: Any) -> None:
-    credentials = Credentials(authority.issue("server"), server_context)
-    assert credentials.current is credentials.current
-
-
-def test_a_change_for_the_worse_is_not_taken_and_told_once(authority: Any, caplog: pytest.LogCaptureFixture) -> None:
-    files = authority.issue("server")
-    credentials = Credentials(files, server_context)
-    good = credentials.current
-    key = files.key.read_bytes()
-    files.key.write_text("half a fi")
-    with caplog.at_level(logging.INFO):
-        assert credentials.current is credentials.current is good
-        assert [record.levelname for record in caplog.records] == ["WARNING"]
-        assert "the former ones stay" in caplog.text
-        files.key.unlink()
-        assert credentials.current is good
-        files.key.write_bytes(key)
-        files.key.chmod(0o600)
-        assert credentials.current is not good
-        assert caplog.records[-1].levelname == "INFO"
-
-
-def test_a_key_that_is_made_private_after_a_change_is_taken_then(authority: Any) -> None:
-    files = authority.issue("server")
-    credentials = Credentials(files, server_context)
-    good = credentials.current
-    authority.issue("server", into=files)
-    files.key.chmod(0o644)
-    assert credentials.current is good
-    files.key.chmod(0o600)
-    assert credentials.current is not good
 
 
 # -- into the reactor

@@ -1,0 +1,342 @@
+"""Where weights come from, what of them is wanted, and what is told of those that are on their way.
+
+A source is known by the text that stands in a definition: what is fetched lies under a hash of that text, and below it
+under the commit that it was, so that what is still wanted follows from the catalog and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from llmgw.core.model import Model
+from llmgw.core.node import NodeId
+
+HUB_PREFIX = "hf:"
+# Pieces are what is resumed, checked and taken from other nodes, each by itself: few enough to be listed, and small
+# enough that a broken one costs little.
+LEAST_PIECE_BYTES = 1024 * 1024
+MOST_PIECE_BYTES = 16 * 1024 * 1024
+MOST_PIECES = 2048
+KEY_CHARS = 32
+
+_REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+_REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}")
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[A-Za-z0-9]+)")
+
+
+class Origin(StrEnum):
+    """What a source is."""
+
+    PATH = "path"
+    HUB = "hub"
+    URL = "url"
+    REPOSITORY = "repository"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """A source as it is written, taken apart. PATH: ``text`` is one, and is never copied. HUB: ``file`` of ``repo`` at
+    ``revision`` (None: as it is now), or all that match it where it is a pattern. URL: ``text`` is the address.
+    REPOSITORY: the engine itself fetches ``repo``. UNKNOWN: ``why`` it is none of these, and what to write."""
+
+    text: str
+    origin: Origin
+    repo: str = ""
+    file: str = ""
+    revision: str | None = None
+    why: str = ""
+
+    @property
+    def is_fetched(self) -> bool:
+        return self.origin in (Origin.HUB, Origin.URL)
+
+    @property
+    def is_pattern(self) -> bool:
+        return self.origin is Origin.HUB and any(sign in self.file for sign in "*?[")
+
+    @property
+    def is_pinned(self) -> bool:
+        """It can never be another commit."""
+        return self.revision is not None and _COMMIT.fullmatch(self.revision) is not None
+
+    @property
+    def name(self) -> str:
+        """The last part of it, for a person who knows which one is meant."""
+        last = self.text.partition("?")[0].rstrip("/").rpartition("/")[2]
+        return last.rpartition("@")[0] or last if self.origin is Origin.HUB else last
+
+
+def parse_source(text: str) -> Source:
+    """What a source means. Total: what means nothing is UNKNOWN, and says why."""
+    if text.startswith("/"):
+        return Source(text=text, origin=Origin.PATH)
+    if text.startswith(HUB_PREFIX):
+        return _parse_hub(text)
+    if text.startswith(("https://", "http://")):
+        return _parse_url(text)
+    if scheme := _SCHEME.match(text):
+        return _unknown(text, f"{scheme[0]} is no scheme that is fetched: write hf:org/repo/file, https://… or a path")
+    if _REPOSITORY.fullmatch(text):
+        return Source(text=text, origin=Origin.REPOSITORY, repo=text)
+    return _unknown(text, "a source is a whole path (/…), hf:org/repo/file, https://…, or a repository org/repo")
+
+
+def _parse_hub(text: str) -> Source:
+    rest, at, revision = text[len(HUB_PREFIX) :].partition("@")
+    parts = rest.split("/")
+    repo, file = "/".join(parts[:2]), "/".join(parts[2:])
+    if not _REPOSITORY.fullmatch(repo):
+        return _unknown(text, "write hf:org/repo/file, or hf:org/repo/*.gguf for several files")
+    if not file:
+        return _unknown(text, f"names no file of {repo}: write hf:{repo}/FILE, or {repo} alone for the engine to fetch")
+    if any(part in ("", ".", "..") for part in parts) or "\\" in file or not file.isprintable():
+        return _unknown(text, f"{file!r} is no file of a repository: no part of it may be empty, . or ..")
+    if at and not _REVISION.fullmatch(revision):
+        return _unknown(text, f"{revision!r} is no revision: write a branch, a tag or a commit behind the @")
+    return Source(text=text, origin=Origin.HUB, repo=repo, file=file, revision=revision or None)
+
+
+def _parse_url(text: str) -> Source:
+    place = text.partition("://")[2].partition("?")[0].partition("#")[0]
+    host, _, path = place.partition("/")
+    if "@" in host:
+        # It would stand in every list, log and report.
+        return _unknown(text.partition("://")[0] + "://…", "holds a name or password: give the file away without one")
+    if not host or not path.rpartition("/")[2] or not text.isprintable() or " " in text:
+        return _unknown(text, "is no address of a file: write https://host/path/file")
+    return Source(text=text, origin=Origin.URL)
+
+
+def _unknown(text: str, why: str) -> Source:
+    return Source(text=text, origin=Origin.UNKNOWN, why=why)
+
+
+def list_sources(model: Model) -> tuple[str, ...]:
+    """All that a model is made of, as written: its weights, what turns images into tokens, and its adapters."""
+    found = [
+        model.source,
+        *([model.mmproj] if model.mmproj is not None else []),
+        *(lora.source for lora in model.loras),
+    ]
+    return tuple(dict.fromkeys(found))
+
+
+def list_fetched(models: Iterable[Model]) -> tuple[str, ...]:
+    """The sources of these models that are fetched."""
+    found = dict.fromkeys(source for model in models for source in list_sources(model))
+    return tuple(source for source in found if parse_source(source).is_fetched)
+
+
+def key_of(source: str) -> str:
+    """The name of the folder that a source is kept under."""
+    return hashlib.sha256(source.encode()).hexdigest()[:KEY_CHARS]
+
+
+def list_parts(file: str) -> tuple[str, ...]:
+    """All parts of a file that is one of several (``x-00001-of-00003.gguf``), the first one first; else only itself."""
+    found = _PART.fullmatch(file)
+    if found is None or int(found["count"]) < 1:
+        return (file,)
+    count = int(found["count"])
+    return tuple(f"{found['stem']}-{number:05}-of-{count:05}{found['suffix']}" for number in range(1, count + 1))
+
+
+def piece_bytes_of(size_bytes: int) -> int:
+    """How long the pieces are of a file of this size; the last one is what is left. The same on every node."""
+    piece = LEAST_PIECE_BYTES
+    while piece < MOST_PIECE_BYTES and size_bytes > piece * MOST_PIECES:
+        piece *= 2
+    return piece
+
+
+def count_pieces(size_bytes: int) -> int:
+    """An empty file has none."""
+    return -(-size_bytes // piece_bytes_of(size_bytes))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileListed:
+    """A file as its origin lists it: ``name`` is its path in the repository, ``sha256`` what the origin says of it in
+    hex, None where it says nothing."""
+
+    name: str
+    size_bytes: int
+    sha256: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What a source is at one moment. ``commit`` names exactly these bytes, and is safe as a folder's name."""
+
+    source: str
+    commit: str
+    files: tuple[FileListed, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileKept:
+    """A file that was fetched and found whole. ``pieces`` are the BLAKE3 hashes of its pieces, in hex."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+    pieces: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """One commit of a source as it lies on a disk. ``fetched_at`` is in seconds since 1970."""
+
+    source: str
+    commit: str
+    files: tuple[FileKept, ...]
+    fetched_at: float
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+
+class Phase(StrEnum):
+    """How far a fetch is. QUEUED: another program on the same folder fetches it. READY and FAILED are its ends."""
+
+    QUEUED = "queued"
+    RESOLVING = "resolving"
+    FETCHING = "fetching"
+    VERIFYING = "verifying"
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetch:
+    """How one fetch goes on one node. ``done_bytes`` counts pieces that lie on the disk and were checked, and never
+    falls; it is all of ``total_bytes`` only when READY. ``rate`` in bytes per second, ``left_seconds`` by that; None
+    where nobody can say. ``stalled_seconds``: for so long nothing has come, None while something does.
+
+    ``origin_bytes`` and ``peer_bytes`` are what this fetch has taken from where, also what was thrown away.
+    ``cause`` and ``remedy`` are those of a failure. ``pull``: the number of the operator's order that it carries out.
+    """
+
+    source: str
+    phase: Phase
+    commit: str | None = None
+    done_bytes: int = 0
+    total_bytes: int | None = None
+    rate: float | None = None
+    left_seconds: float | None = None
+    stalled_seconds: float | None = None
+    origin_bytes: int = 0
+    peer_bytes: int = 0
+    cause: str | None = None
+    remedy: str | None = None
+    pull: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cached:
+    """One verified commit of a source on a node. ``in_use``: a shard there runs by it, or is about to."""
+
+    source: str
+    commit: str
+    size_bytes: int
+    fetched_at: float
+    in_use: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collected:
+    """What became of the operator's order of this number to remove: ``kept`` says of each that was not why."""
+
+    number: int
+    freed_bytes: int = 0
+    kept: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWeights:
+    """All that a node says of weights: what it has fetched and fetches, and (``seen``) which models lie in its
+    ``model_dirs``, as sources that name them: paths, and ``org/repo`` of a hub's own cache. ``seed``: where others may
+    take pieces from it, as ``host:port``. ``shared``: the folder of what is fetched is on a filesystem that other
+    machines write to as well."""
+
+    seed: str | None = None
+    cached: tuple[Cached, ...] = ()
+    fetches: tuple[Fetch, ...] = ()
+    seen: tuple[str, ...] = ()
+    shared: bool = False
+    collected: Collected | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A node that has a commit, or is fetching it. ``seed``: where pieces can be taken from it, None: nowhere.
+    ``whole``: it has all of it."""
+
+    node: NodeId
+    seed: str | None = None
+    fabrics: tuple[str, ...] = ()
+    whole: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swarm:
+    """Who has a source or fetches it, while somebody does. ``commit``: which one, None while nobody knows it yet. Who
+    is in it may take pieces from who else is."""
+
+    source: str
+    commit: str | None = None
+    members: tuple[Member, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pull:
+    """Have the newest commit of a source, whether or not a shard asks for it."""
+
+    number: int
+    source: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Collect:
+    """Remove these from the disk: pairs of a source and a commit."""
+
+    number: int
+    items: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsOrder:
+    """All that a node is told of weights; a later one replaces it. Numbers grow with each order of an operator, and
+    count anew with each server."""
+
+    swarms: tuple[Swarm, ...] = ()
+    pulls: tuple[Pull, ...] = ()
+    collect: Collect | None = None
+
+
+def find_wanted(catalog: Iterable[str], cached: Iterable[Cached]) -> frozenset[tuple[str, str]]:
+    """What of these has to stay, by source and commit: the newest of each source that the catalog names, and what a
+    shard uses."""
+    named = frozenset(catalog)
+    newest: dict[str, Cached] = {}
+    kept = set()
+    for each in cached:
+        if each.in_use:
+            kept.add((each.source, each.commit))
+        if each.source in named:
+            known = newest.get(each.source)
+            if known is None or (known.fetched_at, known.commit) < (each.fetched_at, each.commit):
+                newest[each.source] = each
+    return frozenset(kept | {(each.source, each.commit) for each in newest.values()})

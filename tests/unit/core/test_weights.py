@@ -1,0 +1,143 @@
+"""What a source means, what it is kept as, and what of it is wanted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.core.model import Lora, Model, ModelName
+from llmgw.core.weights import (
+    MOST_PIECE_BYTES,
+    MOST_PIECES,
+    Cached,
+    FileKept,
+    FileListed,
+    Listing,
+    Manifest,
+    Origin,
+    count_pieces,
+    find_wanted,
+    key_of,
+    list_fetched,
+    list_parts,
+    list_sources,
+    parse_source,
+    piece_bytes_of,
+)
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.mark.parametrize(
+    ("text", "origin", "fetched", "name"),
+    [
+        ("/models/x.gguf", Origin.PATH, False, "x.gguf"),
+        ("hf:org/repo/x.gguf", Origin.HUB, True, "x.gguf"),
+        ("hf:org/repo/sub/x.gguf@main", Origin.HUB, True, "x.gguf"),
+        ("https://models.internal/a/x.gguf?sig=1", Origin.URL, True, "x.gguf"),
+        ("http://10.0.0.1:8000/x.gguf", Origin.URL, True, "x.gguf"),
+        ("Qwen/Qwen2.5-7B-Instruct", Origin.REPOSITORY, False, "Qwen2.5-7B-Instruct"),
+    ],
+)
+def test_a_source_means_one_thing(text: str, origin: Origin, fetched: bool, name: str) -> None:
+    source = parse_source(text)
+    assert (source.text, source.origin, source.is_fetched, source.name, source.why) == (text, origin, fetched, name, "")
+
+
+def test_a_source_of_the_hub_is_taken_apart() -> None:
+    source = parse_source(f"hf:org/repo/sub/x.gguf@{COMMIT}")
+    assert (source.repo, source.file, source.revision) == ("org/repo", "sub/x.gguf", COMMIT)
+    assert source.is_pinned
+    assert not source.is_pattern
+    branch = parse_source("hf:org/repo/*.safetensors@refs/pr/1")
+    assert (branch.revision, branch.is_pinned, branch.is_pattern) == ("refs/pr/1", False, True)
+    assert not parse_source("hf:org/repo/x.gguf").is_pinned
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("hf:repo", "write hf:org/repo/file"),
+        ("hf:org/repo", "names no file of org/repo"),
+        ("hf:org/repo/", "names no file of org/repo"),
+        ("hf:org/repo/../x.gguf", "no part of it may be"),
+        ("hf:org/repo//x.gguf", "no part of it may be"),
+        ("hf:org/repo/a\\b.gguf", "no part of it may be"),
+        ("hf:org/repo/a\nb.gguf", "no part of it may be"),
+        ("hf:org/repo/x.gguf@", "is no revision"),
+        ("hf:org/repo/x.gguf@-x y", "is no revision"),
+        ("https://", "is no address of a file"),
+        ("https://host", "is no address of a file"),
+        ("https://host/folder/", "is no address of a file"),
+        ("https://host/a b", "is no address of a file"),
+        ("s3://bucket/x.gguf", "s3: is no scheme that is fetched"),
+        ("oci:x", "oci: is no scheme"),
+        ("x.gguf", "a source is a whole path"),
+        ("./x.gguf", "a source is a whole path"),
+        ("", "a source is a whole path"),
+    ],
+)
+def test_what_is_no_source_says_why(text: str, why: str) -> None:
+    source = parse_source(text)
+    assert source.origin is Origin.UNKNOWN
+    assert not source.is_fetched
+    assert why in source.why
+
+
+def test_a_password_in_an_address_is_neither_taken_nor_shown() -> None:
+    source = parse_source("https://me:s3cret@host/x.gguf")
+    assert source.origin is Origin.UNKNOWN
+    assert "s3cret" not in repr(source)
+
+
+@given(st.text())
+def test_any_text_is_some_source(text: str) -> None:
+    source = parse_source(text)
+    assert (source.origin is Origin.UNKNOWN) == bool(source.why)
+
+
+def test_a_models_sources_are_named_once() -> None:
+    lora = Lora(name=ModelName("sql"), source="hf:org/lora/l.gguf")
+    model = Model(name=ModelName("m"), source="hf:org/repo/x.gguf", mmproj="/eyes.gguf", loras=(lora, lora))
+    assert list_sources(model) == ("hf:org/repo/x.gguf", "/eyes.gguf", "hf:org/lora/l.gguf")
+    assert list_fetched([model, model]) == ("hf:org/repo/x.gguf", "hf:org/lora/l.gguf")
+    assert list_sources(Model(name=ModelName("m"), source="org/repo")) == ("org/repo",)
+
+
+def test_two_sources_have_two_keys() -> None:
+    assert key_of("hf:org/repo/x.gguf") != key_of("hf:org/repo/x.gguf@main")
+    assert key_of("a").isalnum()
+
+
+def test_a_file_that_is_one_of_several_brings_the_others() -> None:
+    parts = tuple(f"q4/x-0000{number}-of-00003.gguf" for number in (1, 2, 3))
+    assert list_parts(parts[1]) == parts
+    assert list_parts("x.gguf") == ("x.gguf",)
+    assert list_parts("x-00001-of-00000.gguf") == ("x-00001-of-00000.gguf",)
+
+
+@given(st.integers(min_value=0, max_value=2**42))
+def test_pieces_cover_a_file(size: int) -> None:
+    piece, count = piece_bytes_of(size), count_pieces(size)
+    assert (count - 1) * piece < size <= count * piece or size == count == 0
+    assert count <= MOST_PIECES or piece == MOST_PIECE_BYTES
+
+
+def test_sizes_add_up() -> None:
+    listed = (FileListed(name="a", size_bytes=2), FileListed(name="b", size_bytes=3))
+    assert Listing(source="s", commit="c", files=listed).size_bytes == 5
+    kept = tuple(FileKept(name=name, size_bytes=4, sha256="", pieces=()) for name in "ab")
+    assert Manifest(source="s", commit="c", files=kept, fetched_at=0.0).size_bytes == 8
+
+
+def test_the_newest_of_each_source_and_what_is_used_stays() -> None:
+    old = Cached(source="hf:o/r/f", commit="1", size_bytes=1, fetched_at=1.0)
+    new = replace(old, commit="2", fetched_at=2.0)
+    used = replace(old, commit="0", fetched_at=0.5, in_use=True)
+    gone = replace(old, source="hf:o/r/gone")
+    for cached in ([old, new, used, gone], [gone, used, new, old]):
+        assert find_wanted(["hf:o/r/f"], cached) == {("hf:o/r/f", "2"), ("hf:o/r/f", "0")}
+    assert find_wanted([], [replace(gone, in_use=True), old]) == {("hf:o/r/gone", "1")}
