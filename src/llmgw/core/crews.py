@@ -65,9 +65,11 @@ def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
             crew.steady.remove(life)
             _retire(state, crew, life, _why_surplus(state, model, want), now)
     proven = sum(life.proven and serves(state, life) for life in crew.steady)
-    for life in list(reversed(crew.moving)):
+    # The least useful first, and before them those that can't stay.
+    least_first = crew.moving[::-1]
+    for life in sorted(least_first, key=lambda life: state.find_leave(life) is None):
         why = state.find_move(life) or ""
-        others = sum(serves(state, each) or not serves(state, life) for each in crew.moving if each is not life)
+        others = sum(_makes_needless(state, each, life) for each in crew.moving if each is not life)
         if _is_late(state, life, now):
             crew.moving.remove(life)
             crew.going.append(life)
@@ -87,6 +89,18 @@ def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
     for life in crew.lost[max(want - len(crew.steady), 0) :]:
         lives.take_back(state, life, f"no more than {want} are to run", now)
         crew.lost.remove(life)
+
+
+def _makes_needless(state: State, other: Life, life: Life) -> bool:
+    """Of two that are to be replaced, whether this one may go since there is the other."""
+    leaves, stays = state.find_leave(life) is not None, state.find_leave(other) is None
+    if leaves and stays:
+        # It takes the place of this one, as one of the right definition would.
+        return (other.proven and serves(state, other)) or is_no_loss(state, life)
+    if not leaves and not stays:
+        # It may have been started since the other can't stay.
+        return not serves(state, life) and not life.stands_in
+    return serves(state, other) or not serves(state, life)
 
 
 def is_no_loss(state: State, life: Life) -> bool:

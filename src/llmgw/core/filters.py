@@ -313,17 +313,24 @@ def count_gpus(count: int) -> str:
 
 def _tell_taken(host: Host, gpu_class: str) -> list[str]:
     gpus = sorted((gpu for gpu in host.node.gpus or () if gpu.gpu_class == gpu_class), key=lambda gpu: gpu.index)
-    holders = Counter(host.booked[gpu.uuid] for gpu in gpus if gpu.uuid in host.booked)
+    holders = Counter(host.booked[gpu.uuid] for gpu in gpus if gpu.uuid in host.booked and gpu.uuid not in host.kept)
     told = [
         f"{replica} holds {count}{' and is stopping' if replica in host.leaving else ''}"
         for replica, count in sorted(holders.items())
     ]
+    kept = Counter(host.kept[gpu.uuid] for gpu in gpus if gpu.uuid in host.kept)
+    told += [f"{count} {'is' if count == 1 else 'are'} {tell_kept(model)}" for model, count in sorted(kept.items())]
     for gpu in gpus:
         if gpu.uuid not in host.booked and gpu.broken is not None:
             told.append(f"{shorten(gpu, host)} is broken ({gpu.broken})")
         elif gpu.uuid not in host.booked and gpu.mig is not None:
             told.append(f"{shorten(gpu, host)} is cut into instances")
     return keep_few(told)
+
+
+def tell_kept(model: str) -> str:
+    """What room is that nothing runs in; it is given to others soon, so that no time needs to be told."""
+    return f"kept for {model} until it runs again, for a minute at most"
 
 
 def _tell_gpu_memory(need: Need, host: Host) -> str:
@@ -358,10 +365,12 @@ def _tell_memory(need: Need, host: Host) -> str:
     node = host.node
     told = (
         f"needs {need.profile.min_memory_gb:g} GB of memory; {max(host.free_gb, 0.0):.4g} of {node.memory_gb:.4g} GB "
-        f"are free, {host.booked_gb:.4g} GB are booked by replicas"
+        f"are free, {host.booked_gb - sum(host.kept_gb.values()):.4g} GB are booked by replicas"
     )
     if host.leaving:
         told += f" ({', '.join(keep_few(sorted(host.leaving)))} {'is' if len(host.leaving) == 1 else 'are'} stopping)"
+    for model, gb in sorted(host.kept_gb.items()):
+        told += f", {gb:.4g} GB are {tell_kept(model)}" if gb else ""
     return f"{told}, {node.memory_foreign_gb:.4g} GB are held by other programs" if node.memory_foreign_gb else told
 
 

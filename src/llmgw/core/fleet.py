@@ -36,7 +36,7 @@ from llmgw.core.learned import USUAL_LOAD_SECONDS, Figure, Learned
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, picture
-from llmgw.core.placement import Verdict
+from llmgw.core.placement import Rejected, Verdict
 from llmgw.core.replica import Replica, ReplicaId, ShardState
 from llmgw.core.roster import Life
 from llmgw.core.searching import Search
@@ -103,9 +103,35 @@ class Fleet:
         """True when nothing runs or is about to run on any node."""
         return self._state.roster.idle()
 
+    def makes_way(self, name: ModelName) -> tuple[ReplicaId, ...]:
+        """The replicas of other models that are on their way out so that this one has their room."""
+        lives = (self._state.roster.lives[key] for key in self._state.going)
+        return tuple(sorted(life.replica.id for life in lives if life.evicted_for == name))
+
     def retry_after_seconds(self, name: ModelName, now: float) -> int:
         """When to ask again for a model that is not ready, from 1 to 120: by how long such a launch has taken before,
-        and a plain guess until there was one."""
+        and a plain guess until there was one. Where it lacks room, and nobody knows when there will be some, it is
+        when room is next looked for whatever happens."""
+        left = self.least_wait_seconds(name, now)
+        if self._lacks_room(name):
+            left += planning.BACKSTOP_SECONDS
+        left = min(left, LONGEST_RETRY_AFTER_SECONDS)
+        # A load that is late already says nothing of when it will be done.
+        return min(max(math.ceil(left if left > 0 else USUAL_LOAD_SECONDS), 1), LONGEST_RETRY_AFTER_SECONDS)
+
+    def _lacks_room(self, name: ModelName) -> bool:
+        """Nothing of it is on its way, nor is room made for it or kept, and no time is known at which it has some."""
+        state = self._state
+        known = name in state.retry_at or name in state.roster.reserved
+        if known or not isinstance(state.verdicts.get(name), Rejected):
+            return False
+        going = (state.roster.lives[key] for key in state.going)
+        made = any(life.evicted_for == name or (life.in_place and life.replica.model == name) for life in going)
+        return not made and not any(map(state.roster.is_desired, state.roster.of(name)))
+
+    def least_wait_seconds(self, name: ModelName, now: float) -> float:
+        """How long it takes until it is ready where there is room for it by then, as such launches go; 0 and less where
+        it is late."""
         state, roster = self._state, self._state.roster
         model = state.launched(name)
         usual = (state.learned.load_seconds(model) if model is not None else None) or USUAL_LOAD_SECONDS
@@ -115,9 +141,7 @@ class Fleet:
             if life.launched_at is not None and roster.is_desired(life)
         ]
         began_at = min(began) if began else max(state.retry_at.get(name, now), now)
-        left = min(began_at + usual - now, LONGEST_RETRY_AFTER_SECONDS)
-        # A load that is late already says nothing of when it will be done.
-        return min(max(math.ceil(left if left > 0 else USUAL_LOAD_SECONDS), 1), LONGEST_RETRY_AFTER_SECONDS)
+        return began_at + usual - now
 
     def hosts(self) -> tuple[Host, ...]:
         """The nodes as placement sees them now, by id: with ``backing_off`` and ``failed`` all that an answer depends

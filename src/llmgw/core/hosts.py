@@ -35,7 +35,9 @@ class Host:
     ``labels`` are the agent's with the operator's over them. ``booked_gb`` is the memory in GB that our replicas
     have there, whatever they use of it at the moment, and ``booked`` whose each booked GPU is, by UUID; both count
     what is on its way out. That is ``leaving``, with the memory in GB that each of them gives back: told to whoever
-    asks why there is no room, and nothing is placed by it. ``replicas`` counts the living ones of each model,
+    asks why there is no room, and nothing is placed by it. So is ``kept``: of the GPUs that are booked those which
+    nothing runs on any more, by UUID, with the model whose next replica they are for, as ``kept_gb`` is of the memory
+    that is booked. ``replicas`` counts the living ones of each model,
     ``holds`` are the sources whose weights the node is known to have.
 
     ``free_gb`` and ``free`` are what is left: GPUs in the order of their indices that nobody has booked and that are
@@ -55,6 +57,8 @@ class Host:
     booked_gb: float = 0.0
     booked: Mapping[str, ReplicaId] = field(default_factory=dict)
     leaving: Mapping[ReplicaId, float] = field(default_factory=dict)
+    kept: Mapping[str, ModelName] = field(default_factory=dict)
+    kept_gb: Mapping[ModelName, float] = field(default_factory=dict)
     replicas: Mapping[ModelName, int] = field(default_factory=dict)
     holds: frozenset[str] = frozenset()
     id: NodeId = field(init=False)

@@ -101,7 +101,8 @@ def call(state: State, name: ModelName, now: float) -> None:
         if state.rolls.try_again(name):
             state.forget_failures(name)
             _tell_rollout(state, model)
-        state.plan_later(name)
+        # At once: whoever asked is told what came of it.
+        state.plan_first(name)
 
 
 def take_demand(state: State, demand: Demand, now: float) -> None:

@@ -67,7 +67,8 @@ class ModelStatistics:
 class FleetStatistics:
     """The whole fleet at one moment: nodes by id, models as in the catalog, replicas by id.
 
-    ``absent`` are the nodes that were there before the server began anew, and have not come back in time.
+    ``absent`` are the nodes that were there before the server began anew, and have not come back in time. ``reserved``
+    has of each model the shards that have ended and whose room is kept for its next replica.
     """
 
     nodes: tuple[NodeStatistics, ...]

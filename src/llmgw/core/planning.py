@@ -80,8 +80,12 @@ def _place(state: State, model: Model, crew: crews.Crew, now: float, *, missing:
     state.verdicts[model.name] = verdict.keep(FEW)
     if verdict.reasons():
         state.look_again_at = min(state.look_again_at, now + BACKSTOP_SECONDS)
-    if search.fits_once_gone(key for key in state.going if is_about_to_end(state, key, model.name, now)):
+    going = [key for key in state.going if is_about_to_end(state, key, model.name, now)]
+    if search.fits_once_gone(going):
         return False
+    if search.keeps_in_vain:
+        # Others would wait for nothing.
+        _give_back_room(state, model)
     hopes = search.fits_soon()
     if missing and not hopes and not any(crews.serves(state, life) for life in (*crew.steady, *crew.moving)):
         if make_way(state, model, search, now):
@@ -91,16 +95,25 @@ def _place(state: State, model: Model, crew: crews.Crew, now: float, *, missing:
         if found is not None:
             _begin(state, model, found, crew, now)
             return True
-    if missing and not hopes:
+    if not hopes and (missing or _needs_stand_in(state, model, crew)):
         by, found = search.find_by_proven()
         if by is not None and found is not None:
             # What is written has no place at all: what served before has.
             _begin(state, by, found, crew, now)
             return True
+        if search.fits_by_proven_once_gone(going):
+            return False
     if not pending and not _may_go_first(state, crew, search, hopes=hopes, now=now):
         _wait_for_room(state, model, verdict, now)
         _tell_no_room(state, model, verdict, crew, earlier, missing=missing)
     return False
+
+
+def _needs_stand_in(state: State, model: Model, crew: crews.Crew) -> bool:
+    """Of those that are to be replaced so many can't stay that one of the earlier definition has to take their place
+    where the new one has none. One that was started for that counts, or there would be no end of them."""
+    staying = sum(state.find_leave(life) is None for life in crew.moving)
+    return len(crew.steady) + staying < state.sizes[model.name]
 
 
 def _is_waited_for(state: State, life: Life) -> bool:
@@ -122,10 +135,10 @@ def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: 
     if crew.lost:
         crews.give_up(state, crew.lost.pop(0), now)
     starting.start(state, model, found, now)
-    if model is not state.launched(model.name):
-        # One that stands in makes none of the others needless.
-        return
-    for life in [life for life in crew.moving if crews.is_no_loss(state, life)][:1]:
+    # (one that stands in makes none needless that may stay)
+    by_launched = model is state.launched(model.name)
+    needless = (life for life in crew.moving if by_launched or state.find_leave(life) is not None)
+    for life in [life for life in needless if crews.is_no_loss(state, life)][:1]:
         # It does not serve yet, and would only have to go again.
         crew.moving.remove(life)
         leaving.retire(state, life, state.find_move(life) or "", now)
@@ -137,7 +150,8 @@ def _may_go_first(state: State, crew: crews.Crew, search: Search, *, hopes: bool
     for life in reversed(crew.moving):
         if any(map(state.roster.is_draining, life.replica.nodes)) or (hopes and crews.serves(state, life)):
             continue
-        if search.fits_once_gone((life.key,)):
+        # (what an operator wants replaced goes in place as it is, where what is written has no place at all)
+        if search.fits_once_gone((life.key,)) or (life.recalled and search.fits_by_proven_once_gone((life.key,))):
             why = state.find_move(life)
             life.in_place = True
             leaving.retire(state, life, f"{why}, and there is no room for another beside it", now)

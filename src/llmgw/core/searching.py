@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from llmgw.core.costs import OFTEN
@@ -53,12 +53,25 @@ class Search:
 
     def find_by_proven(self) -> tuple[Model | None, Placement | None]:
         """The model as it was launched when it served, and where that can go; None where it has served by no other."""
+        by = self._earlier()
+        return by, None if by is None else self._find_earlier(by, self._hosts)
+
+    def fits_by_proven_once_gone(self, gone: Iterable[LifeKey]) -> bool:
+        """The same, as ``fits_once_gone``: whether it has a place as it was launched when it served."""
+        keys, by = tuple(gone), self._earlier()
+        if not keys or by is None:
+            return False
+        return self._find_earlier(by, self._state.roster.hosts_for(self._model.name, keys)) is not None
+
+    def _earlier(self) -> Model | None:
         proven = self._state.rolls.proven(self._model.name)
         if proven is None or is_same_launch(proven, self._model):
-            return None, None
-        by = with_launch(self._model, proven)
-        found = self._place(self._state.learned.fill(by, self._state.versions), self._hosts)
-        return by, found if isinstance(found, Placement) else None
+            return None
+        return with_launch(self._model, proven)
+
+    def _find_earlier(self, by: Model, hosts: Sequence[Host]) -> Placement | None:
+        found = self._place(self._state.learned.fill(by, self._state.versions), hosts)
+        return found if isinstance(found, Placement) else None
 
     def fits_once_gone(self, gone: Iterable[LifeKey]) -> bool:
         """Whether it has a place once these have ended."""
@@ -68,6 +81,22 @@ class Search:
     def fits_soon(self) -> bool:
         """Whether it only has to wait for a moment: for a node that failed just now, or whose link is down."""
         return fits_soon(self._filled, self._hosts, self._backing_off, self._now, failed=self._failed)
+
+    @property
+    def keeps_in_vain(self) -> bool:
+        """Whether the room that is kept for it is of no use to it: it would have no place if all of that was given back
+        already, and nodes were there that may be in a moment."""
+        kept = self._state.roster.reserved.get(self._model.name, ())
+        if not kept:
+            return False
+        hosts = tuple(_give_back(host, {shard.spec.node for shard in kept}) for host in self._hosts)
+        later = _wait_out(self._backing_off, self._now)
+        by = self._earlier()
+        ways = [self._filled, self._model]
+        ways += [] if by is None else [self._state.learned.fill(by, self._state.versions)]
+        return not any(
+            isinstance(place(each, hosts, later, self._now, failed=self._failed), Placement) for each in ways
+        )
 
     def could_fit_on(self, node: NodeId, gone: LifeKey) -> bool:
         """Whether nothing speaks against this node once that has ended, nor for several nodes against enough others. It
@@ -133,12 +162,26 @@ def fits_soon(
 ) -> bool:
     """Whether a model that has no place now only has to wait for a moment: for a node that failed just now, or whose
     link is down."""
-    later = {node: until for node, until in backing_off.items() if until > now + SOON_SECONDS}
+    later = _wait_out(backing_off, now)
     silent = any(host.standing is Standing.SILENT for host in hosts)
     if len(later) == len(backing_off) and not silent:
         return False
     back = tuple(replace(each, standing=Standing.READY) if _is_silent(each) else each for each in hosts)
     return isinstance(place(model, back, later, now, failed=failed), Placement)
+
+
+def _wait_out(backing_off: Mapping[NodeId, float], now: float) -> dict[NodeId, float]:
+    """Where it isn't tried again in a moment either."""
+    return {node: until for node, until in backing_off.items() if until > now + SOON_SECONDS}
+
+
+def _give_back(host: Host, kept: Collection[NodeId]) -> Host:
+    """The node as it may be in a moment: where room is kept, what holds it still may be the engine that has ended."""
+    if host.id not in kept:
+        return replace(host, standing=Standing.READY) if _is_silent(host) else host
+    gpus = host.node.gpus
+    freed = None if gpus is None else tuple(replace(gpu, foreign=()) for gpu in gpus)
+    return replace(host, standing=Standing.READY, node=replace(host.node, gpus=freed, memory_foreign_gb=0.0))
 
 
 def _may_come(need: Need, host: Host, given: Sequence[str]) -> bool:

@@ -160,8 +160,13 @@ class State:
 
     def find_move(self, life: Life) -> str | None:
         """Why a replica is to be replaced, though it may serve; None when it is as it is to be."""
-        if not self.is_defined(life.replica.shard):
-            return "its definition has changed"
+        why = self.find_leave(life)
+        if why is None and not self.is_defined(life.replica.shard):
+            why = "its definition has changed"
+        return why
+
+    def find_leave(self, life: Life) -> str | None:
+        """Why a replica is to be replaced whatever it was launched by; None when it may stay."""
         if life.recalled:
             return "an operator wants it replaced"
         draining = [node for node in life.replica.nodes if self.roster.is_draining(node)]

@@ -21,12 +21,12 @@ from llmgw.core.filters import (
     shorten,
     small_disks,
     tell_foreign,
+    tell_kept,
 )
 from llmgw.core.hosts import CRUMB_GB, Host, Standing, spare_gb
 from llmgw.core.model import ANY_CLASS, Model, Profile
 from llmgw.core.node import Gpu, NodeId
 from llmgw.core.rejection import Reason
-from llmgw.core.replica import ReplicaId
 
 # How much each change asks of somebody, the least first; of what is counted in GB, more asks for more.
 EFFORTS: Mapping[Reason, float] = {
@@ -50,7 +50,7 @@ EFFORTS: Mapping[Reason, float] = {
     Reason.NO_GPU: math.inf,
     Reason.WRONG_CLASS: math.inf,
 }
-# Of each replica that is on its way out anyway.
+# Of each replica that is on its way out anyway, and each model that room is kept for.
 WAIT_EFFORT = 2.0
 # A class that was meant, and is written otherwise.
 SPELLING_EFFORT = 4.0
@@ -98,12 +98,12 @@ class Unlock:
 
 class _Plan(NamedTuple):
     """What has to be done at one node. ``effort`` has that of each of ``stops`` in it: replicas that have to be gone,
-    which asks for no more where they are on other nodes too."""
+    and models that room is kept for, which asks for no more where that is on other nodes too."""
 
     effort: float
     id: NodeId
     steps: tuple[Step, ...]
-    stops: Mapping[ReplicaId, float]
+    stops: Mapping[str, float]
 
 
 class _Way(NamedTuple):
@@ -193,7 +193,7 @@ def _ask_at_least(reasons: Sequence[Reason], host: Host) -> float:
     """What there is to do at a node never asks for less."""
     room = [reason for reason in reasons if reason in _OF_ROOM]
     rest = sum(EFFORTS[reason] for reason in reasons if reason not in _OF_ROOM)
-    if room and host.leaving:
+    if room and (host.leaving or host.kept or host.kept_gb):
         return rest + WAIT_EFFORT
     if Reason.NOT_ENOUGH_GPUS in room and Reason.NOT_ENOUGH_GPU_MEMORY in room:
         # (cards that come free may have the memory)
@@ -279,7 +279,7 @@ def _plan(need: Need, host: Host) -> _Plan | None:
     """All that has to be done at this node; None where it can't be done."""
     effort = 0.0
     steps: list[Step] = []
-    stops: dict[ReplicaId, float] = {}
+    stops: dict[str, float] = {}
     reasons = find_reasons(need, host)
     of_gpus = [reason for reason in reasons if reason in _OF_FREE_GPUS]
     for reason in reasons:
@@ -336,7 +336,7 @@ class _Cure(NamedTuple):
 
     effort: float
     steps: list[Step]
-    stops: Mapping[ReplicaId, float] = {}
+    stops: Mapping[str, float] = {}
 
 
 _OF_FREE_GPUS = (Reason.NOT_ENOUGH_GPUS, Reason.NOT_ENOUGH_GPU_MEMORY)
@@ -406,11 +406,11 @@ def _free_memory(need: Need, host: Host) -> _Cure | None:
     going = _find_going(host, gb)
     if going:
         reasons = (Reason.NOT_ENOUGH_MEMORY,)
-        waits = [
-            Step(text=_wait_for(replica), reasons=reasons, node=host.id, gb=host.leaving[replica]) for replica in going
-        ]
-        return _Cure(0.0, waits, dict.fromkeys(going, WAIT_EFFORT))
-    held = [f"replicas have booked {host.booked_gb:.4g} GB"] if host.booked_gb else []
+        waits = [Step(text=_wait_for(name, host), reasons=reasons, node=host.id, gb=size) for name, size in going]
+        return _Cure(0.0, waits, {name: WAIT_EFFORT for name, _ in going})
+    booked_gb = host.booked_gb - sum(host.kept_gb.values())
+    held = [f"replicas have booked {booked_gb:.4g} GB"] if booked_gb > CRUMB_GB else []
+    held += [f"{size:.4g} GB are {tell_kept(model)}" for model, size in sorted(host.kept_gb.items()) if size]
     held += [f"other programs hold {node.memory_foreign_gb:.4g} GB"] if node.memory_foreign_gb else []
     step = Step(
         text=f"free {gb:g} GB of memory on {host.id} ({', '.join(held)})",
@@ -421,18 +421,22 @@ def _free_memory(need: Need, host: Host) -> _Cure | None:
     return _Cure(EFFORTS[Reason.NOT_ENOUGH_MEMORY] + gb / 100, [step])
 
 
-def _find_going(host: Host, gb: float) -> list[ReplicaId]:
-    """The fewest that are on their way out and give back so much memory; none where all together don't."""
-    going: list[ReplicaId] = []
-    for replica, size in sorted(host.leaving.items(), key=lambda each: (-each[1], each[0])):
+def _find_going(host: Host, gb: float) -> list[tuple[str, float]]:
+    """The fewest that are on their way out, or that room is kept for, and give back so much memory together, each with
+    its own; none where all of them don't."""
+    going: list[tuple[str, float]] = []
+    given: list[tuple[str, float]] = [*host.leaving.items(), *host.kept_gb.items()]
+    for name, size in sorted(given, key=lambda each: (-each[1], each[0])):
         if gb > CRUMB_GB:
-            going.append(replica)
+            going.append((name, size))
             gb -= size
     return going if gb <= CRUMB_GB else []
 
 
-def _wait_for(replica: ReplicaId) -> str:
-    return f"wait until {replica} has stopped"
+def _wait_for(name: str, host: Host) -> str:
+    if name in host.leaving:
+        return f"wait until {name} has stopped"
+    return f"wait until {name} runs again, for a minute at most: room on {host.id} is kept for it"
 
 
 def _free_disks(need: Need, host: Host) -> _Cure | None:
@@ -478,7 +482,7 @@ def _free_gpus(need: Need, host: Host, reasons: Sequence[Reason]) -> _Cure | Non
 class _Choice(NamedTuple):
     gpus: list[Gpu]
     effort: float
-    stops: Mapping[ReplicaId, float]
+    stops: Mapping[str, float]
 
 
 def _choose(host: Host, gpus: Sequence[Gpu], count: int, full: Mapping[str, float], *, first_gb: float) -> _Choice:
@@ -492,7 +496,7 @@ def _choose(host: Host, gpus: Sequence[Gpu], count: int, full: Mapping[str, floa
     # What comes free together: all that a replica has, or a card.
     lots: dict[str, list[Gpu]] = {}
     for gpu in sorted(gpus, key=lambda gpu: (ask(gpu), gpu.index)):
-        lots.setdefault(host.booked.get(gpu.uuid, gpu.uuid), []).append(gpu)
+        lots.setdefault(_find_holder(host, gpu) or gpu.uuid, []).append(gpu)
 
     def ask_lot(name: str, lacking: int) -> float:
         return sum(map(ask, lots[name][:lacking])) + _ask_stop(host, lots[name][0])
@@ -516,7 +520,8 @@ def _choose(host: Host, gpus: Sequence[Gpu], count: int, full: Mapping[str, floa
     chosen = sorted((gpu for name in taken for gpu in lots[name]), key=lambda gpu: (ask(gpu), gpu.index))[:count]
     lack = [full[gpu.uuid] for gpu in chosen if gpu.uuid in full]
     effort = sum(map(_ask_repair, chosen)) + (EFFORTS[Reason.NOT_ENOUGH_GPU_MEMORY] + sum(lack) / 100 if lack else 0.0)
-    stops = {host.booked[gpu.uuid]: _ask_stop(host, gpu) for gpu in chosen if gpu.uuid in host.booked}
+    held = ((_find_holder(host, gpu), gpu) for gpu in chosen)
+    stops = {holder: _ask_stop(host, gpu) for holder, gpu in held if holder is not None}
     return _Choice(chosen, effort, stops)
 
 
@@ -524,12 +529,21 @@ def _ask_repair(gpu: Gpu) -> float:
     return REPAIR_EFFORT * ((gpu.broken is not None) + (gpu.mig is not None))
 
 
+def _find_holder(host: Host, gpu: Gpu) -> str | None:
+    """The replica that has this GPU, or the model that it is kept for."""
+    return host.kept.get(gpu.uuid) or host.booked.get(gpu.uuid)
+
+
+def _comes_free(host: Host, gpu: Gpu) -> bool:
+    """Whoever has it gives it back by and by."""
+    return gpu.uuid in host.kept or _find_holder(host, gpu) in host.leaving
+
+
 def _ask_stop(host: Host, gpu: Gpu) -> float:
     """How much it asks that whoever has this GPU goes."""
-    holder = host.booked.get(gpu.uuid)
-    if holder is None:
+    if _find_holder(host, gpu) is None:
         return 0.0
-    return WAIT_EFFORT if holder in host.leaving else EFFORTS[Reason.NOT_ENOUGH_GPUS]
+    return WAIT_EFFORT if _comes_free(host, gpu) else EFFORTS[Reason.NOT_ENOUGH_GPUS]
 
 
 def _free_chosen(need: Need, host: Host, chosen: Sequence[Gpu], reasons: Sequence[Reason]) -> list[Step]:
@@ -537,24 +551,25 @@ def _free_chosen(need: Need, host: Host, chosen: Sequence[Gpu], reasons: Sequenc
     full = [gpu for gpu in chosen if spare_gb(gpu) + CRUMB_GB < needs_gb(need, gpu)]
     told = tuple(reasons) if not full else (Reason.NOT_ENOUGH_GPUS,)
     steps: list[Step] = []
-    going: dict[ReplicaId, list[Gpu]] = {}
+    going: dict[str, list[Gpu]] = {}
     taken: list[Gpu] = []
     for gpu in chosen:
-        holder = host.booked.get(gpu.uuid)
-        if holder is not None and holder in host.leaving:
+        holder = _find_holder(host, gpu)
+        if holder is not None and _comes_free(host, gpu):
             going.setdefault(holder, []).append(gpu)
         if gpu.uuid not in ready and (holder not in going or _ask_repair(gpu)):
             taken.append(gpu)
-    for replica, gpus in sorted(going.items()):
-        steps.append(Step(text=_wait_for(replica), reasons=told, node=host.id, gpus=_uuids(gpus)))
+    for name, gpus in sorted(going.items()):
+        steps.append(Step(text=_wait_for(name, host), reasons=told, node=host.id, gpus=_uuids(gpus)))
     if taken:
         steps.append(Step(text=_tell_taken(host, taken), reasons=told, node=host.id, gpus=_uuids(taken)))
     return [*steps, *(_free_card(need, host, gpu) for gpu in full)]
 
 
 def _tell_taken(host: Host, taken: Sequence[Gpu]) -> str:
-    holders = Counter(host.booked[gpu.uuid] for gpu in taken if gpu.uuid in host.booked)
-    told = [f"{replica} holds {count}" for replica, count in sorted(holders.items()) if replica not in host.leaving]
+    held = (gpu for gpu in taken if gpu.uuid in host.booked and not _comes_free(host, gpu))
+    holders = Counter(host.booked[gpu.uuid] for gpu in held)
+    told = [f"{replica} holds {count}" for replica, count in sorted(holders.items())]
     for gpu in sorted(taken, key=lambda gpu: gpu.index):
         told += [f"{shorten(gpu, host)} is broken ({gpu.broken})"] if gpu.broken is not None else []
         told += [f"{shorten(gpu, host)} is cut into instances"] if gpu.mig is not None else []

@@ -105,7 +105,7 @@ def explain_written(
     stops = {model.name: _find_stops(model, fleet) for model in models}
     gone = frozenset[ReplicaId]().union(*stops.values())
     own = frozenset(model.name for model in models)
-    hosts = {each.node.id: _without(each, gone, _free_reserved(_see(each, now), own, fleet)) for each in fleet.nodes}
+    hosts = {each.node.id: _without(each, gone, _free_kept(_see(each, now), own)) for each in fleet.nodes}
     running = view_replicas(fleet, now)
     views: list[ExplanationView] = []
     for model in models:
@@ -167,7 +167,7 @@ def _book(hosts: dict[NodeId, Host], name: ModelName, placement: Placement, repl
 
 def see_hosts(fleet: FleetStatistics, model: ModelName, now: float) -> list[Host]:
     """The nodes as this model finds them, with what is on its way out told as such."""
-    return [_free_reserved(_see(each, now), {model}, fleet) for each in fleet.nodes]
+    return [_free_kept(_see(each, now), {model}) for each in fleet.nodes]
 
 
 def is_served(fleet: FleetStatistics, name: ModelName) -> bool:
@@ -181,22 +181,18 @@ def is_served(fleet: FleetStatistics, name: ModelName) -> bool:
     )
 
 
-def _free_reserved(host: Host, names: Collection[ModelName], fleet: FleetStatistics) -> Host:
+def _free_kept(host: Host, names: Collection[ModelName]) -> Host:
     """The node with the room that is kept for these models free."""
-    own = [
-        shard
-        for name, shards in fleet.reserved.items()
-        if name in names
-        for shard in shards
-        if shard.spec.node == host.id
-    ]
-    if not own:
+    free = {uuid for uuid, model in host.kept.items() if model in names}
+    rest_gb = {model: gb for model, gb in host.kept_gb.items() if model not in names}
+    if not free and len(rest_gb) == len(host.kept_gb):
         return host
-    kept = {(uuid, shard.spec.replica) for shard in own for uuid in shard.spec.gpus or ()}
     return replace(
         host,
-        booked_gb=host.booked_gb - sum(map(booked_gb_of, own)),
-        booked={uuid: replica for uuid, replica in host.booked.items() if (uuid, replica) not in kept},
+        booked_gb=host.booked_gb - sum(host.kept_gb.values()) + sum(rest_gb.values()),
+        booked={uuid: replica for uuid, replica in host.booked.items() if uuid not in free},
+        kept={uuid: model for uuid, model in host.kept.items() if uuid not in free},
+        kept_gb=rest_gb,
     )
 
 

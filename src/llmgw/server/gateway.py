@@ -308,7 +308,10 @@ class FleetGateway:
     def _hopeless(self, model: Model) -> bool:
         """It will not be ready within the wait: better to say so now."""
         verdict = self._fleet.verdict(model.name)
-        return isinstance(verdict, Rejected) and self._retry_after(model) > self._wait_seconds
+        if not isinstance(verdict, Rejected):
+            return False
+        # (room may be there any moment, and a load takes its time)
+        return self._fleet.least_wait_seconds(model.name, self._clock()) > self._wait_seconds
 
     def _retry_after(self, model: Model) -> int:
         return self._fleet.retry_after_seconds(model.name, self._clock())

@@ -13,10 +13,12 @@ from llmgw.admin.management import Refused
 from llmgw.admin.views import LoadBegun, Removed, Stopped
 from llmgw.core.events import ModelCalled, ModelsHeld, ReplicaRecalled
 from llmgw.core.model import Model, ModelName
+from llmgw.core.placement import Rejected
 from llmgw.core.replica import Replica, ShardState
 from llmgw.server.acts import carry_through
 from llmgw.server.defining import Defining
 from llmgw.server.history import Histories
+from llmgw.server.looking import tell_reasons
 from llmgw.server.names import what_it_is
 from llmgw.server.scheduler import Scheduler
 
@@ -105,7 +107,21 @@ class Holding:
             running=self._running(model.name),
             serving=tuple(replica.id for replica in self._scheduler.fleet.ready(model.name)),
             wanted=self._scheduler.fleet.wanted(model, trio.current_time()),
+            waits=self._find_wait(model.name),
+            makes_way=self._scheduler.fleet.makes_way(model.name),
         )
+
+    def _find_wait(self, name: ModelName) -> str | None:
+        """Why no replica of it is on its way, where that is so."""
+        fleet = self._scheduler.fleet
+        serving = {replica.id for replica in fleet.ready(name)}
+        verdict = fleet.verdict(name)
+        if set(self._running(name)) - serving:
+            return None
+        if isinstance(verdict, Rejected):
+            return tell_reasons(name, verdict)
+        # (one that serves waits for nothing that it is told of)
+        return None if serving or verdict is not None else fleet.held_up(trio.current_time())
 
     async def remove(self, name: str) -> Removed:
         """Forget a model that was added, and that it was stopped."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -25,10 +26,15 @@ from llmgw.core.node import FAKE_TROUBLE, NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import Replica, ReplicaId, Shard, ShardState
+from llmgw.core.weights import Fetch
 from llmgw.engines.registry import Engine, Found
 from llmgw.server.machines import LinkFacts, find_ailments
+from llmgw.server.shortage import find_shortage
+from llmgw.server.stock import show_fetch
 
 UNREACHABLE = "unreachable"
+# How far that is stands in figures of their own, which move all the time.
+FETCHES = "fetches its weights"
 # Nodes that are named with their reasons in one line.
 FEW = 4
 _ON_ITS_WAY = {
@@ -120,7 +126,7 @@ def _view_replica(replica: Replica, now: float, *, unreachable: bool, in_flight:
         seconds_in_state=round(max(now - replica.since, 0.0), 1),
         draining=replica.draining,
         in_flight=in_flight if replica.state is ShardState.READY else None,
-        progress=replica.progress,
+        progress=replica.progress if replica.fetch is None else FETCHES,
         cause=replica.cause,
         lines=replica.lines or None,
         kind=replica.kind,
@@ -134,6 +140,7 @@ def _view_replica(replica: Replica, now: float, *, unreachable: bool, in_flight:
         cached_tokens=replica.load.cached_tokens,
         steps=replica.load.steps,
         fabric=shard.fabric,
+        fetch=show_fetch(replica.fetch),
         shards=tuple(_view_shard(each, now) for each in replica.shards),
     )
 
@@ -146,10 +153,11 @@ def _view_shard(shard: Shard, now: float) -> ShardView:
         state=str(shard.state),
         seconds_in_state=round(max(now - shard.since, 0.0), 1),
         gpus=shard.spec.gpus,
-        progress=shard.progress,
+        progress=shard.progress if shard.fetch is None else FETCHES,
         cause=shard.cause,
         kind=shard.kind,
         lines=shard.lines or None,
+        fetch=show_fetch(shard.fetch),
     )
 
 
@@ -175,7 +183,8 @@ def view_model(
         status, detail = _judge_model(each, lost, wanted)
     if failed is not None:
         # Whatever else there is to tell: this waits for somebody who does something about it.
-        detail = f"the definition{f' in {where}' if where else ''} failed: {failed}; the one before goes on"
+        goes_on = _tell_going_on(status, detail)
+        detail = f"the definition{f' in {where}' if where else ''} failed: {failed}; the one before {goes_on}"
     elif rolling is not None and status is ModelStatus.READY:
         detail = rolling
     return ModelView(
@@ -191,7 +200,27 @@ def view_model(
         held=each.held,
         rolling=rolling,
         failed=failed,
+        fetch=_find_fetch(each) if status is ModelStatus.LOADING else None,
     )
+
+
+def _find_fetch(each: ModelStatistics) -> Fetch | None:
+    """What keeps the replica from loading that will be there first."""
+    found = [replica.fetch for replica in each.replicas if replica.fetch is not None and replica.state in _ON_ITS_WAY]
+    return show_fetch(min(found, key=_left_seconds, default=None))
+
+
+def _left_seconds(fetch: Fetch) -> float:
+    return math.inf if fetch.left_seconds is None else fetch.left_seconds
+
+
+def _tell_going_on(status: ModelStatus, detail: str | None) -> str:
+    """What the definition does that runs in the place of one that has failed."""
+    if status is ModelStatus.WAITING:
+        return f"waits for a place: {detail}" if detail else "waits for a place"
+    if status is ModelStatus.FAILED:
+        return f"has failed too: {detail}"
+    return "goes on"
 
 
 def _tell_rollout(each: ModelStatistics) -> str | None:
@@ -224,18 +253,21 @@ def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) ->
         going = any(replica.state is not ShardState.ENDED for replica in each.replicas)
         status = ModelStatus.STOPPING if going else ModelStatus.STOPPED
         return status, f"an operator has stopped it: `llmgw ctl load {each.model.name}` ends that"
-    for replica in each.replicas:
-        if replica.state is ShardState.ENDED:
-            return ModelStatus.FAILED, f"{replica.id} ended on {replica.shard.node}: {replica.cause}"
+    ended = next((replica for replica in each.replicas if replica.state is ShardState.ENDED), None)
+    why = None if ended is None else f"{ended.id} ended on {ended.shard.node}: {ended.cause}"
+    # What has failed long ago and finds no room any more can't be tried again: that is what is the matter with it.
+    if why is not None and find_shortage(each.verdict) is None:
+        return ModelStatus.FAILED, why
     for replica in each.replicas:
         if _is_unreachable(replica, lost):
             away = next(node for node in replica.nodes if node in lost)
             return ModelStatus.UNREACHABLE, f"{replica.id} is on {away}, which is lost"
     for replica in each.replicas:
         if replica.state in _ON_ITS_WAY:
-            return ModelStatus.LOADING, replica.progress
+            return ModelStatus.LOADING, replica.progress if replica.fetch is None else FETCHES
     if isinstance(each.verdict, Rejected):
-        return ModelStatus.WAITING, _tell_reasons(each.model.name, each.verdict)
+        waits = tell_reasons(each.model.name, each.verdict)
+        return ModelStatus.WAITING, waits if why is None else f"{waits} (before that {why})"
     if any(replica.state is ShardState.STOPPING or replica.draining for replica in each.replicas):
         return ModelStatus.STOPPING, None
     if wanted:
@@ -243,7 +275,7 @@ def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) ->
     return (ModelStatus.ON_DEMAND if each.model.scaling.max else ModelStatus.STOPPED), None
 
 
-def _tell_reasons(name: str, verdict: Rejected) -> str:
+def tell_reasons(name: str, verdict: Rejected) -> str:
     """A few nodes are named each with its reason; of many the reasons are counted."""
     if sum(verdict.reasons().values()) <= FEW:
         return "; ".join(f"{no.node}: {no.detail}" for no in verdict.rejections) or "there is no node to run it"

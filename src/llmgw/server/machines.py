@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Protocol
 
-from llmgw.admin.views import BrakeView, ClassView, FabricView, GpuView, NodeState, NodeView
+from llmgw.admin.views import BrakeView, ClassView, FabricView, GpuView, KeptView, NodeState, NodeView
 from llmgw.core.hosts import Host, Standing
 from llmgw.core.node import Gpu, NodeId
 from llmgw.core.picture import FleetStatistics, NodeStatistics
@@ -136,6 +136,7 @@ def _view_node(
         disks=node.disks or None,
         engines=node.engines,
         replicas=living(each),
+        kept=_view_kept(host) or None,
     )
     return replace(view, warnings=(*node.warnings, *find_ailments(each, view.clock_skew_seconds)) or None)
 
@@ -227,7 +228,20 @@ def _view_gpu(gpu: Gpu, host: Host) -> GpuView:
         mig=gpu.mig,
         foreign=gpu.foreign or None,
         broken=gpu.broken,
-        booked_by=host.booked.get(gpu.uuid),
+        booked_by=None if gpu.uuid in host.kept else host.booked.get(gpu.uuid),
+        kept_for=host.kept.get(gpu.uuid),
+    )
+
+
+def _view_kept(host: Host) -> tuple[KeptView, ...]:
+    """What others don't get of its room though nothing runs in it."""
+    return tuple(
+        KeptView(
+            model=model,
+            gpus=tuple(sorted(uuid for uuid, other in host.kept.items() if other == model)),
+            memory_gb=host.kept_gb.get(model, 0.0),
+        )
+        for model in sorted({*host.kept.values(), *host.kept_gb})
     )
 
 
@@ -245,7 +259,9 @@ def living(each: NodeStatistics) -> tuple[str, ...]:
 
 def find_ailments(each: NodeStatistics, skew_seconds: float | None) -> Iterator[str]:
     """What of a machine somebody has to mend, and which replicas that concerns. No figures that always move."""
-    booked, gpus = each.host.booked, each.node.gpus
+    # (what is kept for a model gets another place where a card of it is gone)
+    booked = {uuid: replica for uuid, replica in each.host.booked.items() if uuid not in each.host.kept}
+    gpus = each.node.gpus
     for gpu in gpus or ():
         if gpu.broken is not None:
             holder = f" ({booked[gpu.uuid]} has it)" if gpu.uuid in booked else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from llmgw.core.placement import Rejected, Verdict
 from llmgw.core.rejection import Reason
 
 # Of which there would be enough if others did not have it.
@@ -13,6 +14,12 @@ _LACKS = {
     Reason.NOT_ENOUGH_MEMORY: "memory",
     Reason.NOT_ENOUGH_DISK: "disk space",
 }
+
+
+def find_shortage(verdict: Verdict | None) -> Rejected | None:
+    """Why a model has no place now, where that is what it waits for, and not for the next try where it has failed."""
+    waits = isinstance(verdict, Rejected) and Reason.BACKING_OFF not in verdict.reasons()
+    return verdict if isinstance(verdict, Rejected) and waits else None
 
 
 def tell_shortage(reasons: Collection[Reason]) -> str:

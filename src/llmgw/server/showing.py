@@ -6,7 +6,7 @@ from llmgw import __version__
 from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import Replica, ShardState
-from llmgw.server.shortage import tell_shortage
+from llmgw.server.shortage import find_shortage, tell_shortage
 from llmgw.web.snapshot import ModelShown, ModelState, NodeShown, Snapshot
 
 # The nearer to serving, the more a replica says about its model.
@@ -64,13 +64,13 @@ def _judge(each: ModelStatistics, best: Replica | None) -> tuple[ModelState, str
         return ModelState.SERVING, None, ()
     if each.held:
         return ModelState.STOPPED, None, ()
-    if best is not None and state is ShardState.ENDED:
+    if best is not None and state is ShardState.ENDED and find_shortage(each.verdict) is None:
         return ModelState.FAILED, best.cause, best.lines
-    if best is not None and state is not ShardState.STOPPING:
+    if best is not None and state not in {ShardState.STOPPING, ShardState.ENDED}:
         return ModelState.LOADING, best.progress or str(state), ()
     if isinstance(each.verdict, Rejected):
         # Anybody may see this page.
-        return ModelState.FAILED, f"it can't be placed now: {tell_shortage(each.verdict.reasons())}", ()
+        return ModelState.WAITING, f"it can't be placed now: {tell_shortage(each.verdict.reasons())}", ()
     return ModelState.STOPPED, None, ()
 
 

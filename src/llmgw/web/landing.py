@@ -102,7 +102,7 @@ def _refusal_of(error: HTTPException, method: str, path: str) -> Refusal:
 
 
 def _any_loading(now: Snapshot) -> bool:
-    return any(model.state is ModelState.LOADING for model in now.models)
+    return any(model.state in {ModelState.LOADING, ModelState.WAITING} for model in now.models)
 
 
 def _curl(now: Snapshot) -> str | None:

@@ -11,13 +11,15 @@ class ModelState(StrEnum):
 
     SERVING = "serving"
     LOADING = "loading"
+    WAITING = "waiting"
     FAILED = "failed"
     STOPPED = "not running"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelShown:
-    """One model. ``detail`` is the progress of one that loads, or why it failed; ``lines`` are the engine's last."""
+    """One model. ``detail`` is the progress of one that loads, what one waits for, or why it failed; ``lines`` are the
+    engine's last."""
 
     name: str
     state: ModelState

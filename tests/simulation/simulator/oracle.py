@@ -78,6 +78,9 @@ def _undrained(store: Store, machines: Mapping[NodeId, Ground], now: float) -> I
         for process in machine.alive():
             model = store.models.get(process.spec.model.name)
             launched = find_launched(model, store) if model is not None else None
+            if model is not None and launched is None:
+                # (what has no place at all is replaced as it was when it served)
+                launched = store.proven.get(model.name)
             place = find_place(launched, store, machines) if launched is not None else None
             if late or place is not None:
                 yield f"{process.spec.id} still runs on {node}, which is drained, and there is {place}"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from simulator.faults import Cordon, DrainNode, Partition, ServerRestart, Storm
+import pytest
+from simulator.faults import Cordon, DrainNode, EditModel, Flaw, Partition, ServerRestart, Storm
 from simulator.stage import Stage, was_said
 
 
@@ -75,6 +76,35 @@ def test_a_drain_of_a_lost_node_ends_with_its_return(tell: Callable[..., None]) 
         yield 150.0
         assert [engine.node for engine in world.engines("couple")] == [*replica.nodes]
         assert dict(world.books().hosts[old.node].booked) == {}
+        assert was_said(world, f"{old.node} is drained: nothing runs there")
+
+    tell(story, "couple")
+
+
+@pytest.mark.parametrize("restarts", [(), (1.0, 20.0, 15.0)])
+def test_what_goes_on_by_its_old_definition_is_placed_elsewhere_as_it_is(
+    tell: Callable[..., None], restarts: tuple[float, ...]
+) -> None:
+    def story(world: Stage) -> Iterator[float]:
+        yield 150.0
+        (old,) = world.engines("couple")
+        world.strike(EditModel(at=world.now, model="couple", min=1, max=1, restart=True, flaw=Flaw.FITS_NOWHERE))
+        yield 60.0
+        world.strike(DrainNode(at=world.now, node=old.node))
+        begun: set[int] = set()
+        for after in restarts:
+            yield after
+            world.strike(ServerRestart(at=world.now, seconds=1.0))
+            begun |= {engine.pid for engine in world.engines("couple")}
+        for _ in range(600):
+            yield 1.0
+            assert restarts or len(world.ready("couple")) >= 1
+            begun |= {engine.pid for engine in world.engines("couple")}
+        (new,) = world.engines("couple")
+        assert (new.ready, new.spec.profile.args) == (True, old.spec.profile.args)
+        assert new.node != old.node
+        # one has stood in, and none for that one
+        assert begun == {old.pid, new.pid}
         assert was_said(world, f"{old.node} is drained: nothing runs there")
 
     tell(story, "couple")

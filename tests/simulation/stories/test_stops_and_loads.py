@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from simulator.faults import Hold, LoadModel, Recall, ServerRestart, Storm
+import pytest
+from simulator.faults import EditModel, Flaw, Hold, LoadModel, Recall, ServerRestart, Storm
 from simulator.stage import Stage
 
 
@@ -65,3 +66,24 @@ def test_the_only_place_of_a_replica_that_is_stopped_is_given_to_the_next(tell: 
         assert new.pid != old.pid
 
     tell(story, "sole")
+
+
+@pytest.mark.parametrize("model", ["sole", "couple"])
+def test_what_goes_on_by_its_old_definition_is_replaced_as_it_is(tell: Callable[..., None], model: str) -> None:
+    def story(world: Stage) -> Iterator[float]:
+        yield 150.0
+        (old,) = world.engines(model)
+        world.strike(EditModel(at=world.now, model=model, min=1, max=1, restart=True, flaw=Flaw.FITS_NOWHERE))
+        yield 60.0
+        world.strike(Recall(at=world.now, model=model))
+        begun: set[int] = set()
+        for _ in range(900):
+            yield 1.0
+            # (the first where there is no room beside it)
+            assert model == "sole" or len(world.ready(model)) >= 1
+            begun |= {engine.pid for engine in world.engines(model)}
+        (new,) = world.engines(model)
+        assert (new.ready, new.spec.profile.args) == (True, old.spec.profile.args)
+        assert begun == {old.pid, new.pid}
+
+    tell(story, model)

@@ -59,7 +59,18 @@ def a_node(name: str = "n1", **facts: Any) -> Node:
     return Node(**{"id": NodeId(name), **usual, **facts})
 
 
-OF_HOST = {"standing", "cordoned", "labels", "booked_gb", "booked", "leaving", "replicas", "holds"}
+OF_HOST = {
+    "standing",
+    "cordoned",
+    "labels",
+    "booked_gb",
+    "booked",
+    "leaving",
+    "kept",
+    "kept_gb",
+    "replicas",
+    "holds",
+}
 
 
 def a_host(name: str = "n1", **facts: Any) -> Host:
@@ -163,6 +174,7 @@ FACTS = st.fixed_dictionaries(
         "cordoned": mostly(False, True),
         "labels": mostly({"zone": "a"}, {}, {"zone": "b", "rack": "1"}),
         "booked_gb": mostly(0.0, 7.7, 12.0),
+        "kept_gb": mostly({}, {ModelName("k"): 3.1}),
         "leaving": mostly({}, {ReplicaId("r1"): 0.0}, {ReplicaId("r1"): 3.0, ReplicaId("r2"): 4.7}),
         "replicas": mostly({}, {ModelName("m"): 1}, {ModelName("m"): 3}),
         "holds": mostly(frozenset(), frozenset([SOURCE])),
@@ -174,7 +186,7 @@ FACTS = st.fixed_dictionaries(
 def hosts(draw: st.DrawFn, name: str) -> Host:
     gpus = draw(HAS_GPUS)
     gpus = draw(boxes(name)) if gpus else gpus
-    booked, whose = draw(ODD), draw(ODD)
+    booked, whose, kept = draw(ODD), draw(ODD), draw(ODD)
     return a_host(
         name,
         gpus=gpus,
@@ -183,6 +195,7 @@ def hosts(draw: st.DrawFn, name: str) -> Host:
             for at, gpu in enumerate(gpus or ())
             if booked >> at & 1
         },
+        kept={gpu.uuid: ModelName("k") for at, gpu in enumerate(gpus or ()) if booked & kept >> at & 1},
         **draw(FACTS),
     )
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from fleets import (
     a_model,
     a_node,
     a_ready,
+    a_running,
     a_word,
     announced,
     desires,
@@ -26,11 +28,23 @@ from fleets import (
 )
 
 from llmgw.core.crews import STOPPING_SECONDS
-from llmgw.core.effects import Desire
-from llmgw.core.events import CatalogChanged, Demand, Drained, ModelsHeld, NodeLost, NodeMarked, NodeRegistered, Wakeup
+from llmgw.core.effects import Desire, Effect
+from llmgw.core.events import (
+    CatalogChanged,
+    Demand,
+    Drained,
+    ModelsHeld,
+    NodeLost,
+    NodeMarked,
+    NodeRegistered,
+    NodeReported,
+    NodesExpected,
+    ReplicaRecalled,
+    Wakeup,
+)
 from llmgw.core.fleet import Fleet
-from llmgw.core.model import Scaling
-from llmgw.core.node import NodeId
+from llmgw.core.model import Model, Scaling
+from llmgw.core.node import Node, NodeId
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import ReplicaId, ShardSpec, ShardState
 
@@ -285,3 +299,184 @@ def test_what_is_cut_off_with_others_is_stopped_when_somebody_says_so(what: str)
     fewer = CatalogChanged(models=(a_model(least=0, most=0),))
     effects = fleet.handle(ModelsHeld(models=frozenset({M})) if what == "an operator stops it" else fewer, 810.0)
     assert [drain.replica for drain in drains(effects)] == [shard.replica]
+
+
+# One that runs by an earlier definition and can't stay, while the new one has no place
+
+
+def nowhere(model: Model) -> Model:
+    """Another definition of it that no node can run."""
+    return replace(model, source="/new", profiles=(replace(model.profiles[0], engine="nosuch"),))
+
+
+def a_late_one(model: Model, nodes: Sequence[Node], at: NodeId = N1) -> tuple[Fleet, dict[ReplicaId, ShardSpec]]:
+    """All replicas of it serve on ``at``, proven, by a definition of before 20: no node can run that of now."""
+    fleet, effects = a_fleet(model, nodes=[node for node in nodes if node.id == at])
+    shards = {shard.replica: shard for shard in desires(effects)[-1].shards}
+    for shard in shards.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=15.0)
+    for node in nodes:
+        if node.id != at:
+            fleet.handle(NodeRegistered(node=node), 16.0)
+    fleet.handle(CatalogChanged(models=(nowhere(model),)), 20.0)
+    wake(fleet, until=25.0)
+    return fleet, shards
+
+
+def leave(fleet: Fleet, how: str, shard: ShardSpec, now: float = 30.0) -> list[Effect]:
+    """It can't stay."""
+    drain = NodeMarked(node=shard.node, draining=True)
+    event = drain if how == "drained" else ReplicaRecalled(replica=shard.replica, epoch=shard.epoch)
+    return fleet.handle(event, now) + wake(fleet, until=now + 1.0)
+
+
+def begun(effects: Sequence[Effect], known: Iterable[ShardSpec] = ()) -> list[ShardSpec]:
+    """What was launched, and was not known before."""
+    found = {(shard.id, shard.epoch): shard for desire in desires(effects) for shard in desire.shards}
+    return [shard for shard in found.values() if shard not in known]
+
+
+WHYS = {"drained": "n1 is to be drained", "recalled": "an operator wants it replaced"}
+
+
+@pytest.mark.parametrize("how", WHYS)
+def test_another_of_the_earlier_definition_takes_the_place_of_one_that_can_not_stay(how: str) -> None:
+    fleet, shards = a_late_one(a_model(gb=10.0), [a_node("n1"), a_node("n2")])
+    (old,) = shards.values()
+    (new,) = begun(leave(fleet, how, old), [old])
+    assert (new.node, new.model.source) == (N2, "/m.gguf")
+    fleet.handle(a_word(new, ShardState.LOADING), 32.0)
+    # the one that loads stays, however long that takes, and so does the one that serves
+    assert begun(wake(fleet, until=900.0), [old, new]) == []
+    assert [replica.shard for replica in fleet.ready(M)] == [old]
+    fleet.handle(a_word(new, ShardState.READY), 901.0)
+    assert drains(wake(fleet, until=910.0)) == []
+    effects = wake(fleet, until=911.0)
+    assert texts(effects)[0] == f"{old.replica} on n1 is to stop: {WHYS[how]}"
+    fleet.handle(drained(drains(effects)[0]), 912.0)
+    fleet.handle(a_word(old, ShardState.ENDED), 913.0)
+    assert begun(wake(fleet, until=9000.0), [new]) == []
+    assert [replica.shard for replica in fleet.ready(M)] == [new]
+
+
+def test_of_several_that_can_not_stay_one_is_replaced_at_a_time() -> None:
+    fleet, shards = a_late_one(a_model(least=2, most=2), [a_node("n1"), a_node("n2")])
+    one, two = shards.values()
+    (third,) = begun(leave(fleet, "drained", one), [one, two])
+    assert begun(wake(fleet, until=90.0), [one, two, third]) == []
+    fleet.handle(a_word(third, ShardState.READY), 91.0)
+    effects = wake(fleet, until=101.0)
+    assert [drain.replica for drain in drains(effects)] == [two.replica]
+    (fourth,) = begun(effects, [one, two, third])
+    fleet.handle(drained(drains(effects)[0]), 102.0)
+    fleet.handle(a_word(two, ShardState.ENDED), 103.0)
+    fleet.handle(a_word(fourth, ShardState.READY), 104.0)
+    effects = wake(fleet, until=2000.0)
+    assert [drain.replica for drain in drains(effects)] == [one.replica]
+    assert begun(effects, [one, two, third, fourth]) == []
+    assert [replica.nodes for replica in fleet.ready(M)] == [(N2,)] * 2
+
+
+def test_where_enough_may_stay_the_one_that_can_not_goes_and_none_stands_in_for_it() -> None:
+    model = a_model(gb=10.0, least=2, most=2)
+    fleet, effects = a_fleet(model, nodes=[a_node("n1"), a_node("n2")])
+    shards = {shard.node: shard for desire in desires(effects) for shard in desire.shards}
+    for shard in shards.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=15.0)
+    fleet.handle(CatalogChanged(models=(nowhere(model),)), 20.0)
+    # (it ranks before the other, and there is no room for a third)
+    first = min(shards.values(), key=lambda shard: shard.replica)
+    assert drains(leave(fleet, "drained", first)) == []
+    fewer = replace(nowhere(model), scaling=Scaling(min=1, max=2))
+    fleet.handle(NodeRegistered(node=a_node("n3", memory_gb=6.0)), 40.0)
+    effects = fleet.handle(CatalogChanged(models=(fewer,)), 41.0) + wake(fleet, until=2000.0)
+    assert [drain.replica for drain in drains(effects)] == [first.replica]
+    assert begun(effects, list(shards.values())) == []
+    assert [replica.id for replica in fleet.ready(M)] == [max(shard.replica for shard in shards.values())]
+
+
+def test_one_that_stands_in_and_whose_node_is_drained_in_its_turn_goes_first() -> None:
+    fleet, shards = a_late_one(a_model(gb=10.0), [a_node("n1"), a_node("n2"), a_node("n3")])
+    (old,) = shards.values()
+    (second,) = begun(leave(fleet, "drained", old), [old])
+    fleet.handle(a_word(second, ShardState.LOADING), 32.0)
+    effects = leave(fleet, "drained", second, 40.0)
+    assert f"{second.replica} on {second.node} is to stop: {second.node} is to be drained" in texts(effects)
+    effects += fleet.handle(a_word(second, ShardState.ENDED), 42.0) + wake(fleet, until=43.0)
+    (third,) = begun(effects, [old, second])
+    assert {second.node, third.node} == {"n2", "n3"}
+    assert [replica.shard for replica in fleet.ready(M)] == [old]
+
+
+def test_what_may_stay_after_all_makes_the_one_that_loads_in_its_place_needless() -> None:
+    fleet, shards = a_late_one(a_model(gb=10.0), [a_node("n1"), a_node("n2")])
+    (old,) = shards.values()
+    (new,) = begun(leave(fleet, "drained", old), [old])
+    fleet.handle(a_word(new, ShardState.LOADING), 32.0)
+    effects = fleet.handle(NodeMarked(node=N1), 33.0)
+    assert texts(effects) == [f"{new.replica} on n2 is to stop: its definition has changed"]
+    assert [replica.shard for replica in fleet.ready(M)] == [old]
+
+
+def test_one_that_loads_and_can_not_stay_goes_as_soon_as_another_stands_in_for_it() -> None:
+    fleet, shards = a_late_one(a_model(gb=10.0), [a_node("n1"), a_node("n2")])
+    (old,) = shards.values()
+    (again,) = begun(fleet.handle(a_word(old, ShardState.ENDED, cause="killed"), 26.0), [old])
+    fleet.handle(a_word(again, ShardState.LOADING), 41.0)
+    effects = leave(fleet, "recalled", again, 42.0)
+    (new,) = begun(effects, [old, again])
+    assert (again.node, new.node) == (N2, N1)
+    assert f"{again.replica} on n2 is to stop: an operator wants it replaced" in texts(effects)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_is_recalled_and_has_room_nowhere_else_is_replaced_in_place_as_it_was(most: int) -> None:
+    model, other = a_model(most=most, gb=10.0), a_model("w", gb=10.0)
+    fleet, shards = a_late_one(model, [a_node("n1")])
+    (old,) = shards.values()
+    fleet.handle(CatalogChanged(models=(nowhere(model), other)), 26.0)
+    effects = leave(fleet, "recalled", old)
+    assert texts(effects)[-1] == (
+        "rep-m-1 on n1 is to stop: an operator wants it replaced, and there is no room for another beside it"
+    )
+    fleet.handle(drained(drains(effects)[0]), 32.0)
+    # (it waits for its own room, and nobody else does better)
+    effects = wake(fleet, until=33.0)
+    assert (texts(effects), begun(effects)) == ([], [])
+    effects = fleet.handle(a_word(old, ShardState.ENDED), 34.0) + wake(fleet, until=35.0)
+    (new,) = begun(effects, [old])
+    assert (new.node, new.model.source) == (N1, "/m.gguf")
+    fleet.handle(a_word(new, ShardState.READY), 36.0)
+    effects = wake(fleet, until=2000.0)
+    assert (drains(effects), begun(effects, [new])) == ([], [])
+
+
+def test_what_is_drained_and_has_room_nowhere_else_stays() -> None:
+    fleet, shards = a_late_one(a_model(gb=10.0), [a_node("n1"), a_node("n2", memory_gb=8.0)])
+    (old,) = shards.values()
+    effects = leave(fleet, "drained", old) + wake(fleet, until=2000.0)
+    assert (drains(effects), begun(effects, [old])) == ([], [])
+    assert texts(effects)[-1].startswith("rep-m-1 stays until there is room for another: n1 is to be drained, and no")
+    # as soon as there is some
+    effects = fleet.handle(NodeReported(node=a_node("n2")), 2001.0)
+    assert [shard.node for shard in begun(effects, [old])] == [N2]
+
+
+@pytest.mark.parametrize("state", [ShardState.LOADING, ShardState.READY])
+def test_what_stands_in_does_so_for_the_next_server_too(state: ShardState) -> None:
+    model = a_model(gb=10.0)
+    fleet = Fleet()
+    fleet.handle(NodesExpected(nodes=frozenset({N1, N2}), until=60.0), 0.0)
+    fleet.handle(CatalogChanged(models=(nowhere(model),), proven={M: model}), 0.0)
+    fleet.handle(NodeMarked(node=N1, draining=True), 0.0)
+    old, new = a_running(model), a_running(model, number=2, node=N2)
+    effects = fleet.handle(NodeRegistered(node=a_node("n1"), running=(found(old),)), 1.0)
+    effects += fleet.handle(NodeRegistered(node=a_node("n2"), running=(found(new, state),)), 2.0)
+    effects += wake(fleet, until=10.0)
+    assert (drains(effects), begun(effects, [old, new])) == ([], [])
+    fleet.handle(a_word(new, ShardState.READY), 11.0)
+    effects = wake(fleet, until=2000.0)
+    assert [drain.replica for drain in drains(effects)] == [old.replica]
+    assert begun(effects, [old, new]) == []

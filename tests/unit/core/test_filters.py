@@ -19,6 +19,7 @@ from machines import (
 
 from llmgw.core.filters import describe, find_cards, find_reason, find_reasons, shorten
 from llmgw.core.hosts import Host, Standing
+from llmgw.core.model import ModelName
 from llmgw.core.node import Disk, ForeignUse, MigInstance, NodeId
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import ReplicaId
@@ -243,6 +244,22 @@ def test_memory_that_comes_free_by_itself_is_told() -> None:
     for leaving, said in (({"r1": 2.0}, " (r1 is stopping)"), ({"r1": 2.0, "r2": 1.0}, " (r1, r2 are stopping)")):
         host = a_host(booked_gb=16.0, leaving=leaving)
         assert describe(Reason.NOT_ENOUGH_MEMORY, a_need(min_memory_gb=4.0), host).endswith(f"by replicas{said}")
+
+
+def test_what_is_kept_is_not_told_as_a_replicas() -> None:
+    """A replica that had ended was named as the one that holds them."""
+    kept = dict.fromkeys(["GPU-0", "GPU-1"], ModelName("m")) | {"GPU-2": ModelName("x")}
+    host = a_host(gpus=a_box(4), booked=dict.fromkeys(["GPU-0", "GPU-1", "GPU-2", "GPU-3"], R1), kept=kept)
+    assert told(Reason.NOT_ENOUGH_GPUS, host, gpu_class=H100) == (
+        "needs 1 GPU of class h100-80g; 0 of 4 are free: rep-x-1 holds 1; "
+        "2 are kept for m until it runs again, for a minute at most; "
+        "1 is kept for x until it runs again, for a minute at most"
+    )
+    host = a_host(booked_gb=16.0, leaving={R2: 1.0}, kept_gb={ModelName("m"): 10.0, ModelName("x"): 0.0})
+    assert describe(Reason.NOT_ENOUGH_MEMORY, a_need(min_memory_gb=4.0), host).endswith(
+        "6 GB are booked by replicas (rep-y-2 is stopping), "
+        "10 GB are kept for m until it runs again, for a minute at most"
+    )
 
 
 def test_of_many_the_first_few_are_told() -> None:

@@ -21,7 +21,10 @@ from fleets import (
     announced,
     desires,
     drained,
+    drains,
+    the_replica,
     the_shard,
+    wake,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -132,6 +135,63 @@ def test_weights_that_are_on_their_way_come_before_the_load() -> None:
     assert fleet.retry_after_seconds(M, 60.0) == 120
     fleet.handle(a_word(shard, ShardState.LOADING), 90.0)
     assert fleet.retry_after_seconds(M, 96.0) == 4
+
+
+# Of models whose engines are there in a moment
+QUICK = tuple(
+    Fact(key=make_key(model, model.profiles[0], "", ""), load_seconds=1.0)
+    for model in (a_model("m", source="/m"), a_model("o", source="/o"))
+)
+
+
+def a_crowded(least: int) -> Fleet:
+    """``o`` has the only room since 1, and ``m`` is asked for at 10."""
+    other, model = (a_model(name, least=least, gb=10.0, source=f"/{name}") for name in "om")
+    fleet, effects = a_fleet(other)
+    fleet.handle(FactsKnown(facts=QUICK), 0.0)
+    effects += fleet.handle(Demand(model=other.name, waiting=1), 0.5)
+    fleet.handle(a_word(the_shard(effects), ShardState.READY), 1.0)
+    fleet.handle(Demand(model=other.name), 1.0)
+    fleet.handle(CatalogChanged(models=(other, model)), 2.0)
+    fleet.handle(Demand(model=model.name, waiting=1), 10.0)
+    wake(fleet, until=10.0)
+    return fleet
+
+
+def test_without_room_the_time_to_ask_again_is_when_it_is_looked_for_next() -> None:
+    fleet = a_crowded(least=1)
+    assert fleet.retry_after_seconds(M, 10.0) == 31
+    assert fleet.least_wait_seconds(M, 10.0) == 1.0
+    # (a moment is enough for what has room)
+    assert fleet.retry_after_seconds(ModelName("nobody"), 10.0) == 5
+
+
+def test_where_it_is_known_when_there_is_room_that_is_the_time_to_ask_again() -> None:
+    fleet = a_crowded(least=0)
+    # the idle one may go two minutes after it was loaded
+    assert fleet.retry_after_seconds(M, 10.0) == 112
+    (drain,) = drains(wake(fleet, until=121.0))
+    assert fleet.makes_way(M) == ("rep-o-1",)
+    assert fleet.retry_after_seconds(M, 121.0) == 1
+    fleet.handle(drained(drain), 121.5)
+    assert fleet.makes_way(M) == ("rep-o-1",)
+    fleet.handle(a_word(the_replica(fleet, ModelName("o")).shard, ShardState.ENDED), 122.0)
+    assert fleet.makes_way(M) == ()
+    assert the_replica(fleet).state is ShardState.PLACED
+
+
+def test_room_that_is_kept_for_it_is_there_in_a_moment() -> None:
+    fleet, effects = a_fleet(a_model(gb=10.0))
+    fleet.handle(FactsKnown(facts=QUICK), 0.0)
+    node = a_node()
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=20.0)
+    fleet.handle(NodeReported(node=replace(node, memory_foreign_gb=8.0)), 21.0)
+    fleet.handle(a_word(shard, ShardState.ENDED, cause="killed"), 22.0)
+    wake(fleet, until=30.0)
+    assert list(fleet.statistics().reserved) == [M]
+    assert fleet.retry_after_seconds(M, 30.0) == 5
 
 
 def test_the_time_to_ask_again_has_a_ceiling() -> None:

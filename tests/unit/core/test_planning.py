@@ -27,8 +27,8 @@ from fleets import (
 from llmgw.core.events import CatalogChanged, Demand, ModelsHeld, NodeLost, NodeRegistered, NodeReported, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.lives import RESERVED_SECONDS
-from llmgw.core.model import Model, ModelName
-from llmgw.core.node import NodeId
+from llmgw.core.model import Model, ModelName, Profile
+from llmgw.core.node import ForeignUse, NodeId
 from llmgw.core.placement import Placement, Rejected
 from llmgw.core.planning import HOSTS_A_TURN
 from llmgw.core.rejection import Reason
@@ -304,14 +304,90 @@ def test_the_room_of_one_that_fails_and_is_tried_again_in_a_moment_goes_to_nobod
 def test_room_that_nobody_comes_back_to_is_given_to_who_waits() -> None:
     other = a_model("w", least=0, gb=7.0)
     fleet, old = in_place(other)
-    # (less of it is left than m takes)
-    fleet.handle(NodeReported(node=a_node(memory_gb=8.0)), 72.5)
+    # (some other program has it at the moment)
+    fleet.handle(NodeReported(node=replace(a_node(), memory_foreign_gb=8.0)), 72.5)
     fleet.handle(a_word(old, ShardState.ENDED), 73.0)
     fleet.handle(Demand(model=other.name, asked=True), 74.0)
     wake(fleet, until=74.0)
     assert of_each(fleet)["w"] == []
     wake(fleet, until=73.0 + RESERVED_SECONDS)
     assert of_each(fleet)["w"] == [ShardState.PLACED]
+
+
+def test_room_that_is_of_no_use_to_its_model_is_given_to_who_waits_at_once() -> None:
+    other = a_model("w", least=0, gb=7.0)
+    fleet, old = in_place(other)
+    # (less of it is left than m takes, by any of its definitions)
+    fleet.handle(NodeReported(node=a_node(memory_gb=8.0)), 72.5)
+    fleet.handle(Demand(model=other.name, asked=True), 72.6)
+    wake(fleet, until=72.7)
+    assert of_each(fleet)["w"] == []
+    fleet.handle(a_word(old, ShardState.ENDED), 73.0)
+    wake(fleet, until=73.0)
+    assert of_each(fleet) == {"m": [], "w": [ShardState.PLACED]}
+    assert fleet.statistics().reserved == {}
+
+
+CARDS = Profile(name="p", engine="e", gpu_class="h100-80g", tp=4)
+
+
+@pytest.mark.parametrize(
+    ("profile", "fits"),
+    [
+        (replace(CARDS, tp=8), False),
+        (replace(CARDS, gpu_class="a100-40g"), False),
+        (replace(CARDS, engine="nosuch"), False),
+        (replace(CARDS, args=("--other",)), True),
+    ],
+)
+def test_the_room_of_one_that_ends_while_the_next_definition_can_not_use_it_is_not_kept(
+    profile: Profile, fits: bool
+) -> None:
+    model, other = a_wide_model(replace(CARDS, env={"A": "1"})), replace(a_wide_model(CARDS), name=ModelName("w"))
+    fleet, effects = a_fleet(model, nodes=[a_gpu_node("n1", gpus=4)])
+    fleet.handle(a_word(the_shard(effects), ShardState.LOADING), 1.0)
+    # (one that has never served is not what its model returns to)
+    fleet.handle(CatalogChanged(models=(a_wide_model(profile), other)), 2.0)
+    wake(fleet, until=3.0)
+    (old,) = [each.shard for each in fleet.statistics().models[0].replicas]
+    fleet.handle(a_word(old, ShardState.ENDED, cause="killed"), 5.0)
+    wake(fleet, until=6.0)
+    assert of_each(fleet)["w"] == ([] if fits else [ShardState.PLACED])
+    assert fleet.statistics().reserved == {}
+
+
+def test_room_that_what_has_served_returns_to_is_kept_for_it() -> None:
+    other = a_model("w", gb=10.0)
+    fleet, old = a_ready(OLD)
+    wake(fleet, until=60.0)
+    nowhere = replace(NEW, profiles=(replace(NEW.profiles[0], engine="nosuch"),))
+    fleet.handle(CatalogChanged(models=(nowhere, other)), 61.0)
+    wake(fleet, until=62.0)
+    fleet.handle(a_word(old, ShardState.ENDED, cause="killed"), 63.0)
+    wake(fleet, until=64.0)
+    assert of_each(fleet) == {"m": [ShardState.ENDED], "w": []}
+    wake(fleet, until=70.0)
+    assert of_each(fleet) == {"m": [ShardState.PLACED], "w": []}
+    assert the_replica(fleet).shard.model.source == OLD.source
+
+
+def test_cards_whose_memory_is_not_given_back_yet_are_kept() -> None:
+    model = a_wide_model(replace(CARDS, tp=4))
+    other = replace(a_wide_model(CARDS), name=ModelName("w"))
+    node = a_gpu_node("n1", gpus=4)
+    fleet, effects = a_fleet(model, nodes=[node])
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=20.0)
+    fleet.handle(CatalogChanged(models=(model, other)), 21.0)
+    full = tuple(replace(gpu, foreign=(ForeignUse(memory_gb=80.0),)) for gpu in node.gpus or ())
+    fleet.handle(a_word(shard, ShardState.ENDED, cause="killed"), 22.0)
+    fleet.handle(NodeReported(node=replace(node, gpus=full)), 22.5)
+    wake(fleet, until=30.0)
+    assert list(fleet.statistics().reserved) == [M]
+    fleet.handle(NodeReported(node=node), 31.0)
+    wake(fleet, until=32.0)
+    assert of_each(fleet) == {"m": [ShardState.PLACED], "w": []}
 
 
 @pytest.mark.parametrize("event", ["its model is removed", "an operator stops it"])

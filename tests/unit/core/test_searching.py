@@ -247,3 +247,60 @@ def test_what_has_served_goes_by_what_is_written_now_but_for_its_launch() -> Non
     # (what it was seen to take holds for it as well)
     measured(fleet, a_model(gb=None), 17.0)
     assert search(fleet, written).find_by_proven() == (by, None)
+
+
+def test_what_has_served_may_have_a_place_once_others_are_gone() -> None:
+    model = a_model(gb=10.0)
+    fleet, effects = a_fleet(model)
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=11.0)
+    (key,) = fleet._state.roster.lives
+    assert not search(fleet, model).fits_by_proven_once_gone([key])
+    written = replace(model, source="/new", profiles=(replace(model.profiles[0], engine="nosuch"),))
+    fleet.handle(CatalogChanged(models=(written,)), 12.0)
+    look = search(fleet, written)
+    assert not look.fits_by_proven_once_gone([])
+    assert look.fits_by_proven_once_gone([key])
+    assert not look.fits_once_gone([key])
+    fleet.handle(NodeReported(node=a_node(memory_gb=8.0)), 13.0)
+    assert not search(fleet, written).fits_by_proven_once_gone([key])
+
+
+# Room that is kept for it
+
+
+def kept_for(model: Model, *, foreign_gb: float = 0.0, memory_gb: float = 16.0) -> Fleet:
+    """It has failed on ``n1`` at 20, where its room is kept for it."""
+    fleet, effects = a_fleet(model)
+    shard = the_shard(effects)
+    fleet.handle(a_word(shard, ShardState.LOADING), 1.0)
+    fleet.handle(a_word(shard, ShardState.ENDED, cause="killed"), 20.0)
+    node = replace(a_node(memory_gb=memory_gb), memory_foreign_gb=foreign_gb)
+    fleet._state.roster.set_node(fleet._state.roster.members[N1], node)
+    assert fleet.statistics().reserved
+    return fleet
+
+
+def test_where_nothing_is_kept_nothing_is_kept_in_vain() -> None:
+    fleet, _ = a_fleet(ASKER, nodes=[a_node(memory_gb=1.0)])
+    assert not search(fleet).keeps_in_vain
+
+
+@pytest.mark.parametrize(
+    ("foreign_gb", "memory_gb", "in_vain"), [(0.0, 16.0, False), (9.0, 16.0, False), (0.0, 9.0, True)]
+)
+def test_what_others_hold_at_the_moment_does_not_make_it_vain(
+    foreign_gb: float, memory_gb: float, *, in_vain: bool
+) -> None:
+    fleet = kept_for(ASKER, foreign_gb=foreign_gb, memory_gb=memory_gb)
+    # (it is tried there again in five seconds)
+    assert isinstance(search(fleet).find(), Rejected)
+    assert search(fleet).keeps_in_vain == in_vain
+
+
+def test_a_node_whose_link_is_down_may_make_use_of_it_in_a_moment() -> None:
+    fleet = kept_for(ASKER, memory_gb=9.0)
+    fleet._state.roster.enrol(a_node("n2"))
+    fleet.handle(NodeSilent(node=N2), 22.0)
+    assert not Search(fleet._state, ASKER, 22.0).keeps_in_vain

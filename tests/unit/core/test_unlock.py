@@ -25,7 +25,7 @@ from machines import (
 
 from llmgw.core.filters import small_disks
 from llmgw.core.hosts import Host, Standing
-from llmgw.core.model import Profile
+from llmgw.core.model import ModelName, Profile
 from llmgw.core.node import Disk, FabricFound, ForeignUse, Gpu, MigInstance, NodeId
 from llmgw.core.placement import Placement, Rejected, explain, place
 from llmgw.core.rejection import Reason
@@ -130,7 +130,8 @@ def change(host: Host, step: Step, profile: Profile) -> Host:
             gpus = tuple(free(gpu, step.gb) if gpu.uuid in step.gpus else gpu for gpu in node.gpus or ())
             gone = set(step.gpus) if step.gb is None else set()
             booked_by = {uuid: holder for uuid, holder in host.booked.items() if uuid not in gone}
-            return replace(host, node=replace(node, gpus=gpus), booked=booked_by)
+            kept = {uuid: model for uuid, model in host.kept.items() if uuid not in gone}
+            return replace(host, node=replace(node, gpus=gpus), booked=booked_by, kept=kept)
 
 
 def free(gpu: Gpu, gb: float | None) -> Gpu:
@@ -296,6 +297,22 @@ def test_memory_that_comes_free_anyway_is_waited_for() -> None:
 def test_memory_and_gpus_of_one_replica_are_waited_for_once() -> None:
     host = a_host(gpus=a_box(1), booked={"GPU-0": R1}, booked_gb=12.0, leaving={R1: 12.0})
     assert the_unlock([host], a_profile(gpu_class="any", min_memory_gb=10.0)).text == "wait until rep-x-1 has stopped"
+
+
+def test_what_is_kept_for_a_model_is_waited_for() -> None:
+    """To stop a replica that had ended already was told."""
+    wait = "wait until m runs again, for a minute at most: room on n1 is kept for it"
+    booked, kept = dict.fromkeys(["GPU-0", "GPU-1", "GPU-2"], R1), dict.fromkeys(["GPU-0", "GPU-1"], ModelName("m"))
+    host = a_host(gpus=a_box(3), booked=booked, kept=kept)
+    unlock = the_unlock([host, a_host("n2", cordoned=True, gpus=a_box(3, name="b"))], a_profile(tp=2))
+    assert (unlock.text, unlock.node, unlock.steps[0].gpus) == (wait, "n1", ("GPU-0", "GPU-1"))
+    assert the_unlock([host], a_profile(tp=3)).text == f"{wait}; n1 needs 1 more free GPU: rep-x-1 holds 1"
+    host = a_host(booked_gb=12.0, kept_gb={ModelName("m"): 10.0})
+    assert the_unlock([host], a_profile(min_memory_gb=10.0)).text == wait
+    assert the_unlock([host], a_profile(min_memory_gb=15.0)).text == (
+        "free 11 GB of memory on n1 (replicas have booked 2 GB, "
+        "10 GB are kept for m until it runs again, for a minute at most)"
+    )
 
 
 def test_a_replica_of_several_nodes_stops_once() -> None:

@@ -321,12 +321,13 @@ def test_what_is_not_declared_is_booked_as_it_was_measured(running: Running, a_r
 def test_room_that_is_kept_for_a_model_is_free_for_it_alone(running: Running) -> None:
     fleet = running(written(more="  min_memory_gb: 10\n  gpu_class: h100-80g\n"), count=1)
     (each,) = fleet.statistics(NOW).nodes
-    (shard,) = each.replicas[0].shards
-    # it has ended, and its room is still booked
-    picture = replace(fleet.statistics(NOW), nodes=(replace(each, replicas=()),), reserved={TINY: (shard,)})
+    # it has ended, and its room is kept for it
+    host = replace(each.host, kept=dict.fromkeys(each.host.booked, TINY), kept_gb={TINY: 10.0})
+    picture = replace(fleet.statistics(NOW), nodes=(replace(each, replicas=(), host=host),))
     (own,), (other,) = (see_hosts(picture, ModelName(name), NOW) for name in ("tiny", "other"))
     assert (own.free_gb, len(own.free)) == (16.0, 1)
     assert (other.free_gb, len(other.free)) == (6.0, 0)
+    assert (own.kept, own.kept_gb) == ({}, {})
     view, beside = (
         explain_written([written(name, more="  min_memory_gb: 10\n").model], picture, NOW)[0]
         for name in ("tiny", "other")

@@ -11,7 +11,9 @@ from trio.testing import MockClock
 
 from llmgw.admin.management import Refused
 from llmgw.admin.views import LoadBegun, Removed, Stopped
+from llmgw.core.events import NodesExpected
 from llmgw.core.model import ModelName
+from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardState
 from llmgw.core.rolling import PROVING_SECONDS
 from llmgw.errors import LlmgwError
@@ -56,6 +58,26 @@ async def test_a_model_that_loads_on_demand_is_loaded_now(operate: Operate, text
         assert await server.holding.load("m") == LoadBegun(
             model="m", running=("rep-m-1",), serving=("rep-m-1",), wanted=1
         )
+
+
+async def test_a_model_without_room_is_said_to_wait_for_it_and_why(operate: Operate, text_of: Text) -> None:
+    """It was said to load."""
+    large = text_of(scaling=LAZY).replace("min_memory_gb: 1\n", "min_memory_gb: 500\n")
+    async with operate(large) as server:
+        begun = await server.holding.load("m")
+        assert begun.waits is not None
+        assert "needs 500 GB of memory" in begun.waits
+        assert (begun.running, begun.serving, begun.makes_way) == ((), (), ())
+        assert server.scheduler.fleet.retry_after_seconds(ModelName("m"), trio.current_time()) > 30
+
+
+async def test_while_a_new_server_waits_for_its_nodes_a_load_waits_for_that(operate: Operate, text_of: Text) -> None:
+    async with operate(text_of(scaling=LAZY)) as server:
+        until = trio.current_time() + 30.0
+        await server.scheduler.settle(NodesExpected(nodes=frozenset({NodeId("n9")}), until=until))
+        begun = await server.holding.load("m")
+        assert begun.waits is not None
+        assert begun.waits.startswith("nothing is placed yet: the server waits for what n9 run")
 
 
 async def test_a_model_that_is_not_to_run_is_not_loaded_and_says_where_that_is_written(

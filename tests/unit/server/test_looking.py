@@ -26,6 +26,7 @@ from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected, Verdict, place
 from llmgw.core.replica import Load, Replica, ReplicaId, Shard, ShardId, ShardSpec, ShardState
 from llmgw.core.rolling import Failed, Rollout
+from llmgw.core.weights import Fetch, Phase
 from llmgw.engines import READY, Command, EngineInfo, Health, Launch, SourceKind, hookimpl
 from llmgw.engines.registry import Found, open_engine
 from llmgw.errors import Problem
@@ -295,6 +296,41 @@ def test_a_model_without_a_ready_replica_says_what_it_waits_for(
     assert (view.status, view.detail, view.serving) == (status, detail, False)
 
 
+def test_a_model_that_failed_and_has_no_room_now_says_what_it_waits_for(
+    a_model: Any, a_replica: Replicas, node: Node
+) -> None:
+    model, ended = a_model(gb=1000.0), a_replica(ShardState.ENDED, cause="it broke")
+    full = rejected(model, node)
+    view = judged(model, ended, verdict=full)
+    assert view.status is ModelStatus.WAITING
+    assert view.detail == f"n1: {full.rejections[0].detail} (before that rep-1 ended on n1: it broke)"
+    # while it is tried again after a while, that is what it waits for
+    backing_off = place(a_model(), [Host(node=node)], {node.id: NOW + 5.0}, NOW)
+    assert judged(a_model(), ended, verdict=backing_off).status is ModelStatus.FAILED
+    # another of it is on its way
+    view = judged(a_model(least=2, most=2), ended, a_replica(ShardState.LOADING, 2, progress="half"), verdict=full)
+    assert (view.status, view.detail) == (ModelStatus.LOADING, "half")
+
+
+@pytest.mark.parametrize(
+    ("ended", "verdict", "tail"),
+    [
+        (False, Rejected(), "waits for a place: there is no node to run it"),
+        (False, None, "waits for a place"),
+        (True, None, "has failed too: rep-1 ended on n1: it broke"),
+    ],
+)
+def test_what_goes_on_in_the_place_of_a_failed_definition_may_have_its_own_trouble(
+    a_model: Any, a_replica: Replicas, *, ended: bool, verdict: Verdict | None, tail: str
+) -> None:
+    model = a_model()
+    replicas = (a_replica(ShardState.ENDED, cause="it broke"),) if ended else ()
+    failed = Failed(model=model, by=model, why="no such file")
+    statistics = ModelStatistics(model=model, replicas=replicas, verdict=verdict, failed=failed)
+    view = view_model(statistics, NOBODY, Origin.STORED, None)
+    assert view.detail == f"the definition failed: no such file; the one before {tail}"
+
+
 def test_of_many_nodes_that_can_not_run_it_the_reasons_are_counted(a_model: Any, node: Node) -> None:
     model = a_model("m", gb=1000.0)
     nodes = [replace(node, id=NodeId(f"n{number}"), engines=node.engines if number else ()) for number in range(9)]
@@ -435,3 +471,20 @@ def test_engines_are_the_plugins_those_left_out_and_what_the_nodes_have(node: No
 
 def test_states_are_counted() -> None:
     assert count(["ready", "failed", "ready"]) == {"failed": 1, "ready": 2}
+
+
+def test_weights_that_a_replica_waits_for_are_shown(a_replica: Replicas, a_model: Any, node: Node) -> None:
+    fetch = Fetch(source="https://h/a.gguf?token=x", phase=Phase.FETCHING, left_seconds=9.0)
+    shown = replace(fetch, source="https://h/a.gguf")
+    first, second = (a_replica(ShardState.PREPARING, number) for number in (1, 2))
+    first = replace(first, shards=(replace(first.shards[0], fetch=replace(fetch, left_seconds=None)),))
+    second = replace(second, shards=(replace(second.shards[0], fetch=fetch),))
+    (_, view) = view_replicas(fleet_of(node, first, second), NOW)
+    assert (view.fetch, view.shards[0].fetch) == (shown, shown)
+    assert (view.progress, view.shards[0].progress) == ("fetches its weights", "fetches its weights")
+    each = ModelStatistics(model=a_model(), replicas=(first, second), verdict=None)
+    model = view_model(each, NOBODY, Origin.STORED, None)
+    # (the one that will be there first)
+    assert (model.status, model.fetch, model.detail) == (ModelStatus.LOADING, shown, "fetches its weights")
+    ready = ModelStatistics(model=a_model(), replicas=(a_replica(ShardState.READY), second), verdict=None)
+    assert view_model(ready, NOBODY, Origin.STORED, None).fetch is None

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from llmgw.admin.views import BrakeView, ClassView, FabricView, NodeState, NodeView
+from llmgw.admin.views import BrakeView, ClassView, FabricView, KeptView, NodeState, NodeView
 from llmgw.core.brake import Brake
 from llmgw.core.hosts import Host, Standing
+from llmgw.core.model import ModelName
 from llmgw.core.node import Disk, FabricFound, ForeignUse, Gpu, Node, NodeId
 from llmgw.core.picture import Draining, FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected, place
@@ -24,6 +25,7 @@ from llmgw.server.machines import (
 
 WALL = 1_700_000_000.0
 N1, N2 = NodeId("n1"), NodeId("n2")
+M = ModelName("m")
 NOBODY = FleetStatistics(nodes=(), models=())
 
 
@@ -333,6 +335,22 @@ def test_what_is_free_is_what_placement_could_book_whatever_an_engine_uses(node:
     full = replace(node, memory_gb=16.0, memory_available_gb=16.0, memory_foreign_gb=4.0)
     (view, over) = shown(fleet_of(Host(node=full, booked_gb=10.0), Host(node=replace(full, id=N2), booked_gb=14.0)))
     assert (view.memory_free_gb, over.memory_free_gb) == (2.0, 0.0)
+
+
+def test_room_that_is_kept_is_no_replicas(node: Node) -> None:
+    kept = {"GPU-0": M, "GPU-1": M}
+    host = host_of(node, 3, booked=(0, 1, 2), booked_gb=12.0, kept=kept, kept_gb={M: 4.0, ModelName("tiny"): 1.0})
+    (view,) = shown(fleet_of(host))
+    assert [(gpu.booked_by, gpu.kept_for) for gpu in view.gpus or ()] == [(None, "m"), (None, "m"), ("rep-1", None)]
+    assert view.kept == (
+        KeptView(model="m", gpus=("GPU-0", "GPU-1"), memory_gb=4.0),
+        KeptView(model="tiny", memory_gb=1.0),
+    )
+    broken = replace(host, node=replace(host.node, gpus=(gpu(0, broken="Xid 79"),)))
+    assert list(find_ailments(fleet_of(broken).nodes[0], None)) == [
+        "GPU 0 (GPU-0) can't be used: Xid 79",
+        "GPU-2 is gone: rep-1 has it, and the node no longer reports it",
+    ]
 
 
 def test_a_booked_gpu_that_breaks_or_vanishes_is_told_with_whose_it_is(node: Node) -> None:

@@ -81,7 +81,7 @@ def test_a_model_without_a_place_says_why(a_model: Any, node: Any) -> None:
     for event in (CatalogChanged(models=(a_model(gb=500.0),)), NodeRegistered(node=node), Wakeup(), Wakeup()):
         fleet.handle(event, 0.0)
     model = shown(fleet)
-    assert (model.state, model.engine, model.node) == (ModelState.FAILED, None, None)
+    assert (model.state, model.engine, model.node) == (ModelState.WAITING, None, None)
     assert model.detail == "it can't be placed now: not enough free memory"
 
 
@@ -89,9 +89,20 @@ def test_a_model_without_a_node_says_so(fleet: Fleet, a_model: Any) -> None:
     nowhere = ModelStatistics(model=a_model(), replicas=(), verdict=Rejected())
     (model,) = show(replace(fleet.statistics(), models=(nowhere,)), "x").models
     assert (model.state, model.detail) == (
-        ModelState.FAILED,
+        ModelState.WAITING,
         "it can't be placed now: no machine that can run it is available",
     )
+
+
+def test_a_model_whose_last_try_failed_and_that_has_no_room_now_waits_for_that(fleet: Fleet, a_report: Any) -> None:
+    report(fleet, a_report, ShardState.ENDED, cause="out of memory")
+    assert shown(fleet).state is ModelState.FAILED
+    statistics = fleet.statistics()
+    (each,) = statistics.models
+    nowhere = replace(each, verdict=Rejected())
+    (model,) = show(replace(statistics, models=(nowhere,)), "x").models
+    assert (model.state, model.lines) == (ModelState.WAITING, ())
+    assert model.detail == "it can't be placed now: no machine that can run it is available"
 
 
 def test_of_several_replicas_the_nearest_to_serving_speaks(fleet: Fleet) -> None:

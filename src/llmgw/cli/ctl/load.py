@@ -11,6 +11,7 @@ import click
 from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show, tell
 from llmgw.cli.ctl.client import as_word
 from llmgw.cli.ctl.drawing import Block, shown
+from llmgw.cli.ctl.fetches import tell_fetch
 from llmgw.cli.ctl.model_show import draw as draw_model
 from llmgw.errors import LlmgwError, UsageError
 
@@ -50,8 +51,16 @@ def draw(answer: Any) -> list[Block]:
         blocks.append(f"{name} is served by {', '.join(map(shown, serving))}")
     if not serving or len(serving) < answer["wanted"]:
         on_the_way = [shown(each) for each in running if each not in serving]
-        blocks.append(f"{name} loads: {', '.join(on_the_way)}" if on_the_way else f"{name} loads")
+        blocks.append(f"{name} loads: {', '.join(on_the_way)}" if on_the_way else _tell_start(answer))
     return blocks
+
+
+def _tell_start(answer: Mapping[str, Any]) -> str:
+    """Of a model that nothing is on its way of yet."""
+    name, makes_way, waits = shown(answer["model"]), answer.get("makes_way"), answer.get("waits")
+    if makes_way:
+        return f"{name} loads as soon as {', '.join(map(shown, makes_way))} has stopped, which makes way for it"
+    return f"{name} loads" if waits is None else f"{name} waits for a place: {shown(waits)}"
 
 
 def follow(asked: Asked, name: str) -> None:
@@ -96,6 +105,7 @@ def _last(causes: list[str | None]) -> str:
 
 def _draw_progress(answer: Mapping[str, Any]) -> list[Block]:
     model = answer["model"]
-    detail = model.get("detail")
+    fetch = model.get("fetch")
+    detail = model.get("detail") if fetch is None else tell_fetch(fetch)
     status = f"{shown(model['name'])}: {shown(model['status'])}, {model['ready']}/{model['wanted']} replicas ready"
     return [status if detail is None else f"{status}: {shown(detail)}"]

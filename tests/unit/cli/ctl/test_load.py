@@ -30,6 +30,15 @@ def model(status: str, *ended: tuple[int, str], **facts: Any) -> dict[str, Any]:
             {"running": ["rep-qwen-1", "rep-qwen-2"], "serving": ["rep-qwen-1"], "wanted": 2},
             ["qwen is served by rep-qwen-1", "qwen loads: rep-qwen-2"],
         ),
+        ({"waits": "n1: needs 99 GB"}, ["qwen waits for a place: n1: needs 99 GB"]),
+        (
+            {"makes_way": ["rep-b-1"], "waits": "n1: needs 99 GB"},
+            ["qwen loads as soon as rep-b-1 has stopped, which makes way for it"],
+        ),
+        (
+            {"running": ["rep-qwen-1"], "serving": ["rep-qwen-1"], "wanted": 2, "waits": "n1: needs 99 GB"},
+            ["qwen is served by rep-qwen-1", "qwen waits for a place: n1: needs 99 GB"],
+        ),
         # the one that is replaced is no load
         ({"running": ["rep-qwen-1", "rep-qwen-2"], "serving": ["rep-qwen-1"]}, ["qwen is served by rep-qwen-1"]),
     ],
@@ -110,3 +119,9 @@ def test_waiting_fails_when_it_will_not_serve(asked_of: Any, later: Any, why: st
 def test_ctrl_c_is_no_sign_that_it_serves(asked_of: Any) -> None:
     with pytest.raises(click.Abort):
         follow(asked_of(model("loading")), "qwen")
+
+
+def test_weights_that_come_first_are_told_in_percent(asked_of: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    fetch = {"phase": "fetching", "done_bytes": 42, "total_bytes": 100}
+    follow(asked_of(model("loading", detail="fetches its weights", fetch=fetch), model("ready")), "qwen")
+    assert capsys.readouterr().out.splitlines()[0] == "qwen: loading, 0/1 replicas ready: fetching 42 %"
