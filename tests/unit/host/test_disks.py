@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.host.disks import read_disks
+from llmgw.host.disks import is_shared, read_disks
 
 
 def test_two_folders_of_one_filesystem_are_one_disk(tmp_path):
@@ -67,6 +67,21 @@ def test_a_link_into_a_shared_one_is_left_out_too(tmp_path):
     number = os.stat("/proc").st_dev
     table = mounts(tmp_path, line("/elsewhere", "nfs", device=f"{os.major(number)}:{os.minor(number)}"))
     assert read_disks([tmp_path / "link"], table) == ()
+
+
+def test_a_folder_that_others_write_to_is_known_by_its_path_or_its_device(tmp_path):
+    number = os.stat("/proc").st_dev
+    (tmp_path / "link").symlink_to("/proc")
+    table = mounts(
+        tmp_path,
+        line("/", "ext4"),
+        line("/nowhere/server", "nfs4"),
+        line("/elsewhere", "nfs", device=f"{os.major(number)}:{os.minor(number)}"),
+    )
+    found = [
+        is_shared(Path(each), table) for each in ("/nowhere/server/.cache", tmp_path / "link", tmp_path / "a" / "b")
+    ]
+    assert found == [True, True, False]
 
 
 def test_a_machine_that_does_not_tell_its_mounts_tells_its_disks(tmp_path):

@@ -231,10 +231,10 @@ def test_a_record_of_a_version_before_serves_and_is_unproven(state):
     state.write(RECORD)
     (path,) = state.shards.glob("*.json")
     written = json.loads(path.read_bytes())
-    del written["serves"], written["proven"]
+    del written["serves"], written["proven"], written["weights"]
     path.write_text(json.dumps(written))
     (read,) = state.read()
-    assert (read.serves, read.proven) == (True, False)
+    assert (read.serves, read.proven, read.weights) == (True, False, ())
 
 
 def test_a_folder_that_is_held_admits_no_second_program(state):

@@ -1,0 +1,197 @@
+"""The folder of what was fetched: ``<key of the source>/<commit>/…``, each commit whole, verified and described by its
+manifest. What is on its way has other names, so that nothing else is ever taken for a model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+
+from llmgw.core.weights import Listing, Manifest, key_of
+from llmgw.host.beneath import Folder, open_folder
+from llmgw.host.clearing import (
+    Leftover,
+    NotRemoved,
+    Use,
+    list_leftovers,
+    read_source,
+    remove_commit,
+    remove_leftover,
+    use_commit,
+)
+from llmgw.host.disk_faults import NoRoom, explain, explain_lock
+from llmgw.host.entry_file import find_entry_file, find_entry_folder
+from llmgw.host.file_names import MANIFEST_NAME, SOURCE_NAME, is_commit, is_key
+from llmgw.host.key_lock import take_lock
+from llmgw.host.manifest_file import find_fault, mode_of, read_manifest
+from llmgw.host.mounts import Mount, find_mount
+from llmgw.host.part_folder import clear_others
+from llmgw.host.partial import Partial, never, open_partial
+from llmgw.host.reserve import Reservations
+
+log = logging.getLogger(__name__)
+
+
+class Cache:
+    """One agent's folder, which other programs may share. Everything here but ``hold`` blocks: call it in a thread.
+
+    It is made when something is first fetched, and needs to be only readable for what does not write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._reservations = Reservations()
+        # A manifest is long, and does not change: what was read of it by when and where it was written.
+        self._known: dict[tuple[str, str], tuple[tuple[int, ...], Manifest]] = {}
+        self._told: set[tuple[str, str, str]] = set()
+
+    def find(self, source: str) -> Manifest | None:
+        """The newest commit of a source that is whole by its files' sizes; None when there is none."""
+        found: Iterable[Manifest] = ()
+        with self._telling(), open_folder(self.folder) as cache:
+            found = self._list_commits(cache, key_of(source))
+        return max(found, key=lambda each: (each.fetched_at, each.commit), default=None)
+
+    def list(self) -> tuple[Manifest, ...]:
+        """All commits of all sources that are whole."""
+        found: list[Manifest] = []
+        with self._telling(), open_folder(self.folder) as cache:
+            for name in filter(is_key, cache.names()):
+                found += self._list_commits(cache, name)
+        return tuple(found)
+
+    def path_of(self, manifest: Manifest, *, as_file: bool) -> Path:
+        """What an engine is pointed at: the folder that the files are in, or the one file that is the model (of several
+        parts the first). Raises FetchFailed when several files could be it."""
+        commit = self.folder / key_of(manifest.source) / manifest.commit
+        return commit / (find_entry_file(manifest) if as_file else find_entry_folder(manifest))
+
+    @asynccontextmanager
+    async def hold(self, source: str, waiting: Callable[[str], None]) -> AsyncIterator[None]:
+        """Be the only one that fetches this source, of all programs that share the folder. While another one does,
+        ``waiting`` is told which, each time that changes. Raises FetchFailed when the folder can't be used."""
+        try:
+            lock = await take_lock(lambda: self._open_key(source), waiting)
+        except OSError as error:
+            raise explain_lock(error, self.folder) from error
+        try:
+            yield
+        finally:
+            os.close(lock)
+
+    def open_partial(self, listing: Listing, stop: Callable[[], bool] = never) -> Partial:
+        """What is here of this commit, and room for the rest. Whoever calls this holds the source's lock.
+
+        Raises FetchFailed when there is no room, or the folder can't be used; Stopped when ``stop`` says so, while what
+        is here is compared with what was noted of it.
+        """
+        try:
+            with self._open_key(listing.source) as key:
+                if read_source(key) != listing.source:
+                    key.write(SOURCE_NAME, f"{listing.source}\n".encode(), mode=mode_of(listing.source))
+                    key.sync()
+                try:
+                    return open_partial(key, listing, self._reservations, stop)
+                except NoRoom:
+                    # Of a commit that was on its way before this one, nobody will want the rest.
+                    if not clear_others(key, listing.commit):
+                        raise
+                return open_partial(key, listing, self._reservations, stop)
+        except OSError as error:
+            raise explain(error, self.folder) from error
+
+    def use(self, manifest: Manifest) -> Use | None:
+        """Keep a commit from being removed, by whatever program, until this is closed. None: it is gone already."""
+        try:
+            with open_folder(self.folder) as cache, cache.enter(key_of(manifest.source)) as key:
+                return use_commit(key, manifest.commit)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explain_lock(error, self.folder) from error
+
+    def remove(self, source: str, commit: str) -> int:
+        """Remove a commit, and return the bytes freed: 0 when it is not here. Raises NotRemoved, which says why."""
+        with self._clearing() as cache:
+            return remove_commit(cache, source, commit) if cache is not None else 0
+
+    def list_partials(self) -> tuple[Leftover, ...]:
+        """What is on its way, or never came whole."""
+        found: list[Leftover] = []
+        with self._telling(), open_folder(self.folder) as cache:
+            for name in filter(is_key, cache.names()):
+                with self._telling(name), cache.enter(name) as key:
+                    found += list_leftovers(key)
+        return tuple(found)
+
+    def remove_partial(self, leftover: Leftover) -> int:
+        """Remove what never came whole, and return the bytes freed. Raises NotRemoved, also while it is fetched."""
+        with self._clearing() as cache:
+            return remove_leftover(cache, leftover) if cache is not None else 0
+
+    def mount(self) -> Mount | None:
+        """The filesystem that it is on, or will be; None where nobody can say."""
+        return find_mount(self.folder)
+
+    def _open_key(self, source: str) -> Folder:
+        with open_folder(self.folder, make=True) as cache:
+            return cache.enter(key_of(source), make=True)
+
+    def _list_commits(self, cache: Folder, name: str) -> Iterable[Manifest]:
+        found = []
+        with self._telling(name), cache.enter(name) as key:
+            for commit in filter(is_commit, key.names()):
+                with self._telling(name, commit):
+                    if (manifest := self._look_at(key, commit)) is not None:
+                        found.append(manifest)
+        return found
+
+    def _look_at(self, key: Folder, commit: str) -> Manifest | None:
+        if not key.has_folder(commit):
+            return None
+        with key.enter(commit) as folder:
+            if (noted := folder.status(MANIFEST_NAME)) is None:
+                raise ValueError("it holds no manifest")
+            stamp = (noted.st_dev, noted.st_ino, noted.st_size, noted.st_mtime_ns, noted.st_ctime_ns)
+            known = self._known.get((key.path.name, commit))
+            manifest = known[1] if known is not None and known[0] == stamp else read_manifest(folder)
+            if (key_of(manifest.source), manifest.commit) != (key.path.name, commit):
+                raise ValueError("its manifest is of something else")
+            self._known[key.path.name, commit] = stamp, manifest
+            if (fault := find_fault(folder, manifest)) is not None:
+                raise ValueError(fault)
+        return manifest
+
+    @contextmanager
+    def _telling(self, key: str = "", commit: str = "") -> Iterator[None]:
+        """What can't be read, or is not whole, is not there: that is said in the log, once."""
+        try:
+            yield
+        except FileNotFoundError:
+            # Nothing was fetched yet, or it was removed just now.
+            return
+        except (OSError, ValueError) as error:
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if (key, commit, reason) not in self._told:
+                self._told.add((key, commit, reason))
+                log.warning("weights in %s can't be used: %s", self.folder / key / commit, reason)
+
+    @contextmanager
+    def _clearing(self) -> Iterator[Folder | None]:
+        with ExitStack() as stack:
+            try:
+                cache = stack.enter_context(open_folder(self.folder))
+            except FileNotFoundError:
+                cache = None
+            except OSError as error:
+                raise _unremovable(error) from error
+            try:
+                yield cache
+            except OSError as error:
+                raise _unremovable(error) from error
+
+
+def _unremovable(error: OSError) -> NotRemoved:
+    return NotRemoved(f"{error.filename}: {error.strerror or error}")

@@ -1,0 +1,462 @@
+"""One node that fetches, from a real web server that misbehaves, to a real folder."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import trio
+from fake_origin import FakeOrigin
+from fetchers import MIB, Cluster, Node, check_told, make_weights, open_cluster, read_kept, sha256
+from trio.testing import MockClock
+
+from llmgw.core.node import NodeId
+from llmgw.core.weights import Fetch, FileListed, Listing, Member, Phase, Source, Swarm, key_of, parse_source
+from llmgw.host.cache import Cache
+from llmgw.host.fetch import fetch
+from llmgw.host.peers import open_peers
+from llmgw.host.retries import MOST_TRIES
+from llmgw.host.weights_errors import Broken, FetchFailed, Kind
+from llmgw.reactor.rate import Rate
+
+TEXT = "hf:org/repo/x.bin"
+FILE = "org/repo/x.bin"
+SIZE = 6 * MIB + 12345
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> bytes:
+    return make_weights(tmp_path / "files" / FILE, SIZE)
+
+
+@pytest.fixture
+def origin(tmp_path: Path, content: bytes) -> Iterator[FakeOrigin]:
+    with FakeOrigin(tmp_path / "files") as server:
+        yield server
+
+
+@asynccontextmanager
+async def open_node(folder: Path, origin: FakeOrigin, **more: Any) -> AsyncIterator[tuple[Cluster, Node]]:
+    async with open_cluster(folder, origin.url) as cluster:
+        yield cluster, await cluster.add("n1", **more)
+
+
+def leftover(node: Node, text: str = TEXT) -> Path:
+    (found,) = (node.cache.folder / key_of(text)).glob("*.part")
+    return found
+
+
+async def until(true: Callable[[], bool]) -> None:
+    with trio.fail_after(60):
+        # (what is waited for is told by sockets and threads)
+        while not true():  # noqa: ASYNC110
+            await trio.sleep(0.01)
+
+
+async def test_a_source_comes_whole_and_verified_and_is_not_asked_for_twice(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        assert read_kept(node, manifest, "x.bin") == content
+        assert [file.sha256 for file in manifest.files] == [sha256(content)]
+        check_told(node.told)
+        phases = list(dict.fromkeys(told.phase for told in node.told))
+        assert phases == [Phase.RESOLVING, Phase.FETCHING, Phase.VERIFYING, Phase.READY]
+        assert (node.last.origin_bytes, node.last.peer_bytes) == (SIZE, 0)
+        asked = len(origin.requests)
+        assert await cluster.fetch(node, TEXT) == manifest
+        assert len(origin.requests) == asked
+
+
+async def test_several_files_and_an_empty_one_come_together(tmp_path: Path, origin: FakeOrigin) -> None:
+    sizes = {"a.bin": 3 * MIB, "b/c.bin": 1, "d.bin": 0, "e.bin": MIB}
+    contents = {name: make_weights(tmp_path / "files/org/many" / name, size) for name, size in sizes.items()}
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, "hf:org/many/*")
+        for name, content in contents.items():
+            assert read_kept(node, manifest, name) == content
+
+
+async def test_a_pull_asks_the_origin_for_the_newest(tmp_path: Path, origin: FakeOrigin) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        first = await cluster.fetch(node, TEXT)
+        assert await cluster.fetch(node, TEXT, newest=True) == first
+        assert (node.last.phase, node.last.origin_bytes) == (Phase.READY, 0)
+        changed = make_weights(tmp_path / "files" / FILE, 2 * MIB)
+        assert await cluster.fetch(node, TEXT) == first
+        second = await cluster.fetch(node, TEXT, newest=True)
+        assert read_kept(node, second, "x.bin") == changed
+
+
+async def test_the_clusters_commit_is_taken_rather_than_a_newer_one(tmp_path: Path, origin: FakeOrigin) -> None:
+    asked = []
+
+    class Noting:
+        async def resolve(self, source: Source, commit: str | None) -> Listing:
+            asked.append(commit)
+            raise FetchFailed("enough", Kind.MISSING)
+
+    async with open_node(tmp_path, origin) as (cluster, node):
+        node.origin = Noting()  # type: ignore[assignment]
+        swarm = Swarm(source=TEXT, commit="c" * 40)
+        for newest in (False, True):
+            with pytest.raises(FetchFailed):
+                await cluster.fetch(node, TEXT, newest=newest, swarm=lambda: swarm)
+    assert asked == ["c" * 40, None]
+
+
+async def test_what_was_cancelled_goes_on_where_it_was(tmp_path: Path, origin: FakeOrigin, content: bytes) -> None:
+    origin.fault(FILE, stall_after=MIB + 5000, skip=3)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.fetch, node, TEXT)
+            await until(lambda: node.shelf is not None and len(node.shelf[1].log) >= 3)
+            nursery.cancel_scope.cancel()
+        there = len((leftover(node) / ".pieces").read_bytes().splitlines())
+        assert there >= 3
+        origin.clear()
+        origin.forget()
+        node.told.clear()
+        manifest = await cluster.fetch(node, TEXT)
+        assert read_kept(node, manifest, "x.bin") == content
+        assert origin.sent[FILE] <= SIZE - there * MIB + MIB
+        assert max(told.done_bytes for told in node.told if told.phase is not Phase.READY) >= there * MIB
+        check_told(node.told)
+
+
+async def test_a_cancelled_fetch_lets_go_of_the_lock_at_once(tmp_path: Path, origin: FakeOrigin) -> None:
+    origin.fault(FILE, stall_after=1000)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.fetch, node, TEXT)
+            await until(lambda: bool(node.told) and node.last.origin_bytes > 0)
+            nursery.cancel_scope.cancel()
+        with trio.fail_after(30):
+            async with Cache(node.cache.folder).hold(TEXT, pytest.fail):
+                pass
+
+
+async def test_a_flipped_byte_costs_its_piece_and_nothing_else(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    origin.fault(FILE, stall_after=10, skip=5)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.fetch, node, TEXT)
+            await until(lambda: node.shelf is not None and len(node.shelf[1].log) >= 4)
+            nursery.cancel_scope.cancel()
+        there = sorted(int(line.split()[1]) for line in (leftover(node) / ".pieces").read_text().splitlines())
+        with closing((leftover(node) / "x.bin").open("r+b")) as file:
+            file.seek(there[0] * MIB + 77)
+            old = file.read(1)
+            file.seek(there[0] * MIB + 77)
+            file.write(bytes([old[0] ^ 1]))
+        origin.clear()
+        origin.forget()
+        manifest = await cluster.fetch(node, TEXT)
+        assert read_kept(node, manifest, "x.bin") == content
+        assert node.last.origin_bytes == SIZE - sum(min(MIB, SIZE - piece * MIB) for piece in there) + MIB
+
+
+@pytest.mark.slow
+async def test_a_line_that_breaks_again_and_again_brings_it_all_the_same(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    origin.fault(FILE, reset_after=700_000, times=3)
+    origin.fault(FILE, short_after=300_000, times=2)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        assert read_kept(node, manifest, "x.bin") == content
+        # What had come of a piece is not asked for again.
+        assert node.last.origin_bytes == SIZE
+
+
+@pytest.mark.slow
+async def test_what_stalls_is_told_and_goes_on_once_the_origin_does(
+    tmp_path: Path, origin: FakeOrigin, mock_clock: MockClock
+) -> None:
+    mock_clock.rate = 10.0
+    origin.fault(FILE, stall_after=100_000)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.fetch, node, TEXT)
+            await until(lambda: bool(node.told) and node.last.stalled_seconds is not None)
+            origin.clear()
+        assert node.last.phase is Phase.READY
+        assert node.last.stalled_seconds is None
+        check_told(node.told)
+
+
+@pytest.mark.slow
+async def test_an_origin_that_stalls_for_long_is_asked_anew(tmp_path: Path, origin: FakeOrigin, content: bytes) -> None:
+    origin.fault(FILE, stall_after=100_000, times=4)
+    async with open_node(tmp_path, origin, read_seconds=0.5) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        assert read_kept(node, manifest, "x.bin") == content
+
+
+async def test_a_server_without_ranges_is_read_once_in_order(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    origin.fault(FILE, no_ranges=True)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        assert read_kept(node, manifest, "x.bin") == content
+        # Two answers ended early, whatever of them was on the way.
+        assert origin.sent[FILE] <= 3 * SIZE
+
+
+async def test_a_file_that_changes_on_the_way_is_begun_again_as_what_it_is_now(
+    tmp_path: Path, origin: FakeOrigin
+) -> None:
+    text = f"{origin.url}/{FILE}"
+    origin.fault(f"/{FILE}", stall_after=MIB + 10, skip=2)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.fetch, node, text)
+            await until(lambda: node.shelf is not None and len(node.shelf[1].log) >= 2)
+            changed = make_weights(tmp_path / "files" / FILE, 3 * MIB)
+            origin.clear()
+        manifest = node.cache.find(text)
+        assert manifest is not None
+        assert read_kept(node, manifest, "x.bin") == changed
+        assert len({told.commit for told in node.told} - {None}) == 2
+
+
+@pytest.mark.slow
+async def test_a_file_that_changes_all_the_time_is_given_up(tmp_path: Path, origin: FakeOrigin) -> None:
+    text = f"{origin.url}/{FILE}"
+    for number in range(20):
+        origin.fault(f"/{FILE}", etag=f'"{number}"', times=1)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        with pytest.raises(FetchFailed) as failed:
+            await cluster.fetch(node, text)
+    assert failed.value.kind is Kind.CHANGED
+    assert (node.last.phase, node.last.cause) == (Phase.FAILED, failed.value.message)
+
+
+async def test_a_file_that_is_not_what_the_hub_says_is_fetched_once_more_and_then_given_up(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    fault = origin.fault(FILE, flip=MIB + 5)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        with pytest.raises(FetchFailed) as failed:
+            await cluster.fetch(node, TEXT)
+        assert failed.value.kind is Kind.CORRUPT
+        assert sha256(content) in failed.value.message
+        assert node.last.origin_bytes == 2 * SIZE
+        check_told(node.told)
+        assert node.cache.find(TEXT) is None
+        origin.clear()
+        del fault
+        manifest = await cluster.fetch(node, TEXT)
+        assert read_kept(node, manifest, "x.bin") == content
+
+
+async def test_what_came_wrong_once_comes_right_the_second_time(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    # One piece of it, at its first request, whichever that is.
+    origin.fault(FILE, flip=5, times=8)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        assert read_kept(node, manifest, "x.bin") == content
+        assert node.last.origin_bytes == 2 * SIZE
+        check_told(node.told)
+
+
+async def test_without_room_nothing_is_begun(tmp_path: Path, origin: FakeOrigin) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+
+        class Vast:
+            async def resolve(self, source: Source, commit: str | None) -> Listing:
+                file = FileListed(name="x.bin", size_bytes=10**18)
+                return Listing(source=source.text, commit="c" * 40, files=(file,))
+
+        node.origin = Vast()  # type: ignore[assignment]
+        with pytest.raises(FetchFailed) as failed:
+            await cluster.fetch(node, TEXT)
+    assert failed.value.kind is Kind.DISK
+    assert node.last.phase is Phase.FAILED
+    assert node.last.origin_bytes == 0
+
+
+async def test_two_programs_on_one_folder_make_one_download(tmp_path: Path, origin: FakeOrigin, content: bytes) -> None:
+    origin.fault(FILE, bytes_per_s=4 * MIB)
+    async with open_cluster(tmp_path, origin.url) as cluster:
+        nodes = [await cluster.add(name, seeds=False) for name in ("n1", "n2")]
+        nodes[1].cache = Cache(nodes[0].cache.folder)
+        async with trio.open_nursery() as nursery:
+            for node in nodes:
+                nursery.start_soon(lambda node: cluster.fetch(node, TEXT, swarm=lambda: None), node)
+        assert origin.sent[FILE] == SIZE
+        waiting = next(node for node in nodes if node.last.origin_bytes == 0)
+        assert next(told.phase for told in waiting.told if told.phase is not Phase.RESOLVING) is Phase.QUEUED
+        assert [node.last.phase for node in nodes] == [Phase.READY] * 2
+
+
+async def test_it_comes_no_faster_than_it_may(tmp_path: Path, origin: FakeOrigin) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        began = trio.current_time()
+        await cluster.fetch(node, TEXT, rate=float(SIZE))
+        assert trio.current_time() - began > 0.7
+
+
+@pytest.mark.slow
+async def test_where_the_origin_is_off_the_listing_and_all_pieces_come_from_a_member(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    async with open_cluster(tmp_path, origin.url) as cluster:
+        first, second = await cluster.add("n1"), await cluster.add("n2")
+        await cluster.fetch(first, TEXT)
+        origin.fault(status=503)
+        for newest in (False, True):
+            manifest = await cluster.fetch(second, TEXT, newest=newest)
+            assert read_kept(second, manifest, "x.bin") == content
+            assert second.last.origin_bytes == 0
+
+
+async def test_what_can_never_change_is_not_asked_for_again(tmp_path: Path, origin: FakeOrigin) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        pinned = f"{TEXT}@{manifest.commit}"
+        first = await cluster.fetch(node, pinned)
+        asked = len(origin.requests)
+        assert await cluster.fetch(node, pinned, newest=True) == first
+        assert len(origin.requests) == asked
+
+
+async def test_a_pull_without_its_origin_fails_though_members_have_what_is_here(
+    tmp_path: Path, origin: FakeOrigin
+) -> None:
+    async with open_cluster(tmp_path, origin.url) as cluster:
+        nodes = [await cluster.add(name) for name in ("n1", "n2")]
+        for node in nodes:
+            await cluster.fetch(node, TEXT)
+
+        class Away:
+            async def resolve(self, source: Source, commit: str | None) -> Listing:
+                raise FetchFailed("nobody knows that host", Kind.DNS)
+
+        nodes[0].origin = Away()  # type: ignore[assignment]
+        with pytest.raises(FetchFailed) as failed:
+            await cluster.fetch(nodes[0], TEXT, newest=True)
+    assert failed.value.kind is Kind.DNS
+
+
+async def test_the_origin_is_asked_once_it_is_known_who_else_fetches(tmp_path: Path, origin: FakeOrigin) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        listed: list[Member] = []
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(
+                lambda: cluster.fetch(node, TEXT, swarm=lambda: Swarm(source=TEXT, members=tuple(listed)))
+            )
+            await until(lambda: bool(node.told) and node.last.phase is Phase.FETCHING)
+            await trio.sleep(0.3)
+            assert FILE not in origin.sent
+            listed.append(Member(node=node.id, seed=node.seed))
+        assert node.last.phase is Phase.READY
+
+
+class Dead:
+    """An origin of which nothing can be had."""
+
+    def __init__(self, listing: Listing | None) -> None:
+        self.listing = listing
+        self.asked: list[float] = []
+
+    async def resolve(self, source: Source, commit: str | None) -> Listing:
+        if self.listing is not None:
+            return self.listing
+        self.asked.append(trio.current_time())
+        raise Broken("the hub answers 503", remedy="wait")
+
+    @asynccontextmanager
+    async def read(self, source: Source, listing: Listing, file: int, start: int, stop: int) -> AsyncIterator[Any]:
+        self.asked.append(trio.current_time())
+        if start >= 0:
+            raise Broken("the hub answers 503", remedy="wait")
+        yield
+
+
+@pytest.mark.parametrize(
+    "listing", [None, Listing(source=TEXT, commit="c" * 40, files=(FileListed(name="x", size_bytes=1),))]
+)
+async def test_after_ten_tries_in_vain_it_says_why(
+    tmp_path: Path, autojump_clock: MockClock, listing: Listing | None
+) -> None:
+    origin, told = Dead(listing), list[Fetch]()
+    async with open_peers(NodeId("me"), None) as peers:
+        with pytest.raises(FetchFailed, match="the hub answers 503") as failed:
+            await fetch(
+                parse_source(TEXT),
+                cache=Cache(tmp_path / "cache"),
+                origin=origin,  # type: ignore[arg-type]
+                peers=peers,
+                swarm=lambda: None,
+                tell=told.append,
+                newest=False,
+                pull=3,
+                limits=Rate(None),
+            )
+    assert (failed.value.kind, failed.value.remedy) == (Kind.UNREACHABLE, "wait")
+    assert len(origin.asked) == MOST_TRIES
+    assert origin.asked[-1] - origin.asked[0] >= 1 + 2 + 4 + 8 + 16 + 4 * 30
+    assert (told[-1].phase, told[-1].pull, told[-1].remedy) == (Phase.FAILED, 3, "wait")
+
+
+async def test_what_is_taken_while_it_comes_is_what_came(tmp_path: Path, origin: FakeOrigin, content: bytes) -> None:
+    origin.fault(FILE, bytes_per_s=4 * MIB)
+    async with open_node(tmp_path, origin) as (cluster, node):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cluster.fetch, node, TEXT)
+            await until(lambda: node.shelf is not None and bool(node.shelf[1].log))
+            assert node.shelf is not None
+            file, piece, _ = node.shelf[1].log[0]
+            assert node.shelf[1].read(file, piece) == content[piece * MIB : piece * MIB + MIB]
+        assert node.shelf is None
+
+
+PROGRAM = Path(__file__).with_name("fetch_program.py")
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_it_goes_on_and_what_is_kept_is_right(tmp_path: Path) -> None:
+    content = make_weights(tmp_path / "files" / FILE, 40 * MIB)
+    folder, random = tmp_path / "cache", Random(7)
+
+    def run(endpoint: str, stop_at: int | str | None) -> tuple[int, int]:
+        """How it ended, and how many bytes had come."""
+        come = 0
+        argv = [sys.executable, str(PROGRAM), endpoint, str(folder), TEXT]
+        with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as program:
+            assert program.stdout is not None
+            for line in program.stdout:
+                word = line.strip()
+                come = int(word) if word.isdecimal() else come
+                if word == stop_at or (isinstance(stop_at, int) and come >= stop_at):
+                    program.kill()
+            return program.wait(), come
+
+    with FakeOrigin(tmp_path / "files") as origin:
+        fault = origin.fault(FILE, bytes_per_s=6 * MIB)
+        for _ in range(10):
+            assert run(origin.url, random.randrange(6 * MIB))[0] == -9
+        fault.bytes_per_s = None
+        ended, come = run(origin.url, Phase.VERIFYING)
+        assert come < 40 * MIB
+        assert ended in (0, -9)
+        ended, come = run(origin.url, None)
+        assert (ended, come) == (0, 0)
+    manifest = Cache(folder).find(TEXT)
+    assert manifest is not None
+    kept = folder / key_of(TEXT) / manifest.commit
+    assert (kept / "x.bin").read_bytes() == content
+    assert [path.name for path in (folder / key_of(TEXT)).glob("*.part")] == []
