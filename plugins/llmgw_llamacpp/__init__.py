@@ -95,7 +95,9 @@ def engine_validate(model: Model, profile: Profile) -> list[Problem]:
         *tasks.check(model, profile),
     ]
     if _REPOSITORY.fullmatch(model.source) and not model.source.lower().endswith(".gguf"):
-        text = f"{model.source} is a repository, and llama.cpp reads one .gguf file: download it, and write its path"
+        repo = model.source.partition(":")[0]
+        text = f"{model.source} is a repository, and llama.cpp reads one .gguf file: write hf:{repo}/FILE.gguf for one "
+        text += "that is fetched, or a path"
         problems.append(Problem(key="source", message=text))
     return problems
 

@@ -85,6 +85,13 @@ def check(model: Model, profile: Profile) -> list[Problem]:
     return [*problems, *_check_reasoning(profile)]
 
 
+def _path_of(source: str) -> str:
+    """What of a source is in the path that llama.cpp is given: of what is fetched its name."""
+    if source.startswith("hf:"):
+        return source.removeprefix("hf:")
+    return source.partition("?")[0].rpartition("/")[2] if "://" in source else source
+
+
 def _check_files(model: Model) -> Iterator[Problem]:
     if model.mmproj is not None and not _GGUF.search(model.mmproj):
         text = f"{model.mmproj} does not end in .gguf: llama.cpp reads a projector from such a file"
@@ -93,7 +100,7 @@ def _check_files(model: Model) -> Iterator[Problem]:
         if not _GGUF.search(lora.source):
             text = f"{lora.source} does not end in .gguf: convert the adapter with llama.cpp's convert_lora_to_gguf.py"
             yield Problem(key="loras", message=text)
-        elif lora.source.startswith("/") and {",", ":"} & set(lora.source):
+        elif {",", ":"} & set(_path_of(lora.source)):
             text = f"llama.cpp takes a list of adapters divided by , and : so a path can't have them: {lora.source}"
             yield Problem(key="loras", message=text)
     if model.loras and model.task is not Task.CHAT:

@@ -1,4 +1,4 @@
-"""What the MODEL of a command line means: a weights file that an installed engine reads, or a definition."""
+"""What the MODEL of a command line means: weights that an installed engine reads, here or fetched, or a definition."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import shutil
 import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from llmgw.config.definition import Definition, load_definitions, wrong_name
 from llmgw.config.node import NodeConfig
 from llmgw.config.paths import check_text, expand_home
 from llmgw.core.model import Model, ModelName, Profile, Scaling
+from llmgw.core.weights import HUB_PREFIX, Origin, Source, parse_source
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import SourceKind
 from llmgw.errors import ConfigError, Problem, UsageError
@@ -26,7 +27,7 @@ NO_FILE, A_FOLDER = "no such file", "is a folder"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileOptions:
-    """How to run a bare weights file; a definition says all this itself."""
+    """How to run bare weights; a definition says all this itself."""
 
     name: str | None = None
     context_length: int | None = None
@@ -35,6 +36,12 @@ class FileOptions:
 
 def read_given(given: str, options: FileOptions, engines: Mapping[str, Engine]) -> tuple[Definition, ...]:
     """The models that a MODEL argument stands for. UsageError or ConfigError when it stands for none."""
+    source = parse_source(given)
+    if source.is_fetched:
+        return (describe_fetched(source, options, engines),)
+    if source.origin is Origin.UNKNOWN and given.startswith((HUB_PREFIX, "http://", "https://")):
+        # As it is told there: an address may hold a password.
+        raise UsageError(f"{source.text}: {source.why}")
     path = existing_file(given, engines)
     if path.suffix.lower() not in DEFINITION_SUFFIXES:
         return (describe_file(path, options, engines),)
@@ -58,12 +65,20 @@ def existing_file(given: str, engines: Mapping[str, Engine], *, definitions: boo
     if why is None:
         return path
     if why == NO_FILE:
-        looks_remote = "://" in given or given.startswith("hf:") or re.fullmatch(r"[\w.-]+/[\w.-]+", given)
-        why += "; weights are not fetched in this version: download the file and give its path" if looks_remote else ""
-        raise UsageError(f"{given}: {why}")
+        raise UsageError(f"{given}: {why}{_way_to_fetch(given)}")
     if why == A_FOLDER:
         why += f"; give the weights file in it ({_what_is_taken(engines, definitions)})"
     raise UsageError(f"{given} {why}")
+
+
+def _way_to_fetch(given: str) -> str:
+    """What to write for weights that are not here, where it looks as if that was meant."""
+    source = parse_source(given)
+    if source.origin is Origin.REPOSITORY:
+        one = f"llmgw serve {HUB_PREFIX}{given}/FILE fetches one of its files"
+        return f"; if it is a repository, {one}, and a definition names all of it (docs/configuration.md)"
+    remote = source.is_fetched or "://" in given or given.startswith(HUB_PREFIX)
+    return f"; llmgw serve fetches {HUB_PREFIX}org/repo/file and https://… by itself" if remote else ""
 
 
 def why_unusable(path: Path) -> str | None:
@@ -86,23 +101,38 @@ def describe_file(
 ) -> Definition:
     """A definition of a bare weights file: one replica, by the engine that reads such files. UsageError when none does;
     ``definitions``: whether one could have been given instead."""
-    candidates = [name for name, engine in sorted(engines.items()) if _reads(engine, path)]
+    return _describe(str(path), PurePosixPath(path.name), options, engines, definitions=definitions)
+
+
+def describe_fetched(source: Source, options: FileOptions, engines: Mapping[str, Engine]) -> Definition:
+    """The same of weights that are fetched. Of several files, by a pattern, the name is their repository's."""
+    name = PurePosixPath(source.name)
+    if source.is_pattern:
+        name = PurePosixPath(source.repo.rpartition("/")[2] + name.suffix)
+    return _describe(source.text, name, options, engines, definitions=False)
+
+
+def _describe(
+    source: str, file: PurePosixPath, options: FileOptions, engines: Mapping[str, Engine], *, definitions: bool
+) -> Definition:
+    candidates = [name for name, engine in sorted(engines.items()) if file.suffix.lower() in engine.info.file_suffixes]
+    shown = source.partition("?")[0] if "://" in source else source
     if not candidates:
         raise UsageError(
-            f"{path}: no installed engine reads such files; it is to be {_what_is_taken(engines, definitions)}"
+            f"{shown}: no installed engine reads such files; it is to be {_what_is_taken(engines, definitions)}"
         )
     for word in options.args:
         check_text(word, "--arg")
     if options.name is not None and (why := wrong_name(options.name)):
         raise UsageError(f"--name: {why}")
     model = Model(
-        name=ModelName(options.name or safe_name(path.stem)),
-        source=str(path),
+        name=ModelName(options.name or safe_name(file.stem)),
+        source=source,
         context_length=options.context_length,
         scaling=ONE,
         profiles=tuple(Profile(name=name, engine=name, args=options.args) for name in candidates),
     )
-    return Definition(model=model, scaled=True, not_in_effect=(), places={"": str(path)})
+    return Definition(model=model, scaled=True, not_in_effect=(), places={"": shown})
 
 
 def safe_name(stem: str) -> str:
@@ -160,12 +190,14 @@ def _rejections(definition: Definition, engines: Mapping[str, Engine]) -> list[P
 def _rejections_of_file(key: str, source: str) -> list[Problem]:
     """What an engine that reads one file would find wrong here, again at each try."""
     path = Path(source)
+    if parse_source(source).is_fetched:
+        return []
     why = why_unusable(path)
     if not path.is_absolute():
-        hint = "a path begins with /, ~/ or ./, and weights are not fetched in this version"
+        hint = f"a path begins with /, ~/ or ./, and what is fetched with {HUB_PREFIX} or https://"
         message = f"{source} is no path of a file: {hint}"
     elif why == NO_FILE:
-        message = f"{source} is no file on this machine; weights are not fetched in this version"
+        message = f"{source} is no file on this machine"
     elif why is not None:
         message = f"{source} {why}"
     else:
@@ -176,10 +208,6 @@ def _rejections_of_file(key: str, source: str) -> list[Problem]:
 def _ways_to_install(engine: Engine) -> list[str]:
     embedded = [engine.embedded.install] if engine.embedded else []
     return [*embedded, f"put {engine.info.default_binary} on PATH, or its path under engines.{engine.name}.bin"]
-
-
-def _reads(engine: Engine, path: Path) -> bool:
-    return path.suffix.lower() in engine.info.file_suffixes
 
 
 def _what_is_taken(engines: Mapping[str, Engine], definitions: bool) -> str:

@@ -39,11 +39,13 @@ def command(
 ) -> None:
     """Serve MODEL until Ctrl-C.
 
-    MODEL is a weights file that an installed engine reads, or a definition (.yaml) that says more: see
-    docs/configuration.md. Without MODEL the models of node.yaml are served; with it, both.
+    MODEL is a weights file that an installed engine reads, one that is fetched first (hf:org/repo/file, https://…), or
+    a definition (.yaml) that says more: see docs/configuration.md. Without MODEL the models of node.yaml are served;
+    with it, both.
 
     \b
     llmgw serve ./qwen2.5-3b-instruct-q4_k_m.gguf --context-length 8192
+    llmgw serve hf:Qwen/Qwen2.5-3B-Instruct-GGUF/qwen2.5-3b-instruct-q4_k_m.gguf
     llmgw serve ./model.gguf --arg=--threads --arg=4
     """
     from llmgw.cli.given import FileOptions
@@ -104,4 +106,4 @@ def _nothing_to_serve(given: tuple[Definition, ...], path: Path | None) -> str:
     if given:
         return "nothing would run: scaling.max is 0; write scaling: {min: 1, max: 1}, or leave scaling out"
     where = f"no model in {path} is to run (scaling)" if path else "there is no node.yaml that names any"
-    return f"which model? Give a weights file or a definition: llmgw serve MODEL ({where})"
+    return f"which model? Give weights (a file, hf:…, https://…) or a definition: llmgw serve MODEL ({where})"

@@ -54,6 +54,19 @@ def show_listen(listen: Listen) -> str:
     return f"[{listen.host}]:{listen.port}" if ":" in listen.host else f"{listen.host}:{listen.port}"
 
 
+def wrong_to_tell(listen: Listen) -> str | None:
+    """Why no other machine could use this address if it were told; None when one could."""
+    shown = show_listen(listen)
+    if _is_any(listen.host):
+        return f"{shown} is all addresses of this machine, and others are told one that they can reach"
+    address = ipaddress.ip_address(listen.host)
+    if address.is_multicast:
+        return f"{shown} is a group's address"
+    if isinstance(address, ipaddress.IPv6Address) and address.is_link_local:
+        return f"{shown} means something on its own link alone"
+    return None
+
+
 def overlap(one: Listen, other: Listen) -> bool:
     """Whether the two can't be listened on at once."""
     if one.port != other.port or one.port == 0:

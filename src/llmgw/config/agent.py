@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from llmgw.config.node import EngineConfig
+from llmgw.config.node import EngineConfig, WeightsConfig
+from llmgw.config.server import Listen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +52,24 @@ class Discovery:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentWeights(WeightsConfig):
+    """The same of an agent, and ``cache``: the folder of what is fetched."""
+
+    cache: Path = Path("/var/lib/llmgw-models/.cache")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentLimits:
+    """``download_rate``: bytes per second of weights that are fetched, None for no limit."""
+
+    download_rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
-    """The whole of agent.yaml. ``trunks``: connections that carry requests to this node."""
+    """The whole of agent.yaml. ``trunks``: connections that carry requests to this node. ``model_dirs``: folders that
+    are looked through for models. ``seed_listen``: where other nodes take weights from this one, None where they can't.
+    """
 
     node: str
     server: ServerAddress
@@ -63,4 +80,8 @@ class AgentConfig:
     labels: dict[str, str] = field(default_factory=dict)
     fabrics: dict[str, FabricConfig] = field(default_factory=dict)
     discovery: Discovery = field(default_factory=Discovery)
+    weights: AgentWeights = field(default_factory=AgentWeights)
+    model_dirs: tuple[Path, ...] = ()
+    seed_listen: Listen | None = None
+    limits: AgentLimits = field(default_factory=AgentLimits)
     engines: dict[str, EngineConfig] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from llmgw.config.document import Findings, Section, parse_document, read_docume
 from llmgw.config.paths import check_text, expand_home
 from llmgw.config.profiles import learn_places, read_profiles
 from llmgw.core.model import Lora, Model, ModelName, Prices, Profile, Scaling, Task
+from llmgw.core.weights import Origin, parse_source
 from llmgw.errors import Problem
 
 OVER_LIMIT = ("clamp", "refuse")
@@ -201,7 +202,8 @@ def _loras(section: Section, folder: Path | None, places: dict[str, str], claims
 def _source(section: Section, key: str, folder: Path | None) -> str:
     """As written; a path that starts with ./ ../ or ~/ is one below the definition's folder, or the home.
 
-    ``a/b`` without such a start is a repository's name, so it can't also mean a path.
+    ``a/b`` without such a start is a repository's name, so it can't also mean a path. What is none of all that
+    core.weights knows is noted as wrong: nobody could have it.
     """
     source = section.required_text(key)
     if source.startswith("-"):
@@ -209,14 +211,17 @@ def _source(section: Section, key: str, folder: Path | None) -> str:
     if len(source.encode()) > _MAX_SOURCE_BYTES:
         section.wrong(key, f"is longer than any path: {_MAX_SOURCE_BYTES} bytes at most")
         return ""
-    if folder is None:
-        if source.startswith(("./", "../", "~/")):
+    if source.startswith(("./", "../", "~/")):
+        if folder is None:
             section.wrong(key, f"{source!r} is a path on this machine; write the whole one that the nodes have")
-        return source
-    if source.startswith(("./", "../")):
-        source = os.path.normpath(folder.absolute() / source)
+            return source
+        source = expand_home(source) if source.startswith("~/") else os.path.normpath(folder.absolute() / source)
         check_text(source, key)
-    return expand_home(source) if source.startswith("~/") else source
+    parsed = parse_source(source)
+    if parsed.origin is Origin.UNKNOWN and source and not source.startswith("-"):
+        # The text as it is told there: an address may hold a password.
+        section.wrong(key, f"{parsed.text!r}: {parsed.why}")
+    return source
 
 
 def _scaling(section: Section) -> Scaling:

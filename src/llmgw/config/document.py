@@ -147,7 +147,8 @@ class Section:
 
     def choice(self, key: str, default: str, allowed: Collection[str]) -> str:
         def read(node: yaml.ScalarNode) -> str:
-            value = as_text(node)
+            # Of on, off, yes and no YAML makes something else than words.
+            value = str(node.value) if node.value in allowed else as_text(node)
             if value not in allowed:
                 raise ValueError(f"{value!r} is not one of {', '.join(sorted(allowed))}")
             return value
@@ -199,7 +200,7 @@ class Section:
 
         return self._scalar(key, default, read)
 
-    def size(self, key: str, default: int, *, low: int) -> int:
+    def size(self, key: str, default: T, *, low: int) -> int | T:
         """Bytes; ``low`` is the least that works."""
 
         def read(node: yaml.ScalarNode) -> int:

@@ -6,12 +6,13 @@ import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from llmgw.config.addresses import read_server, wrong_node
-from llmgw.config.agent import AgentConfig, Discovery, FabricConfig, NodeTls
+from llmgw.config.addresses import read_listen, read_server, show_listen, wrong_node, wrong_to_tell
+from llmgw.config.agent import AgentConfig, AgentLimits, AgentWeights, Discovery, FabricConfig, NodeTls
 from llmgw.config.document import Section, read_document
-from llmgw.config.files import find_system_file, read_existing, read_path
+from llmgw.config.files import find_system_file, read_existing, read_path, whole_path
 from llmgw.config.labels import read_labels
-from llmgw.config.parts import read_engines
+from llmgw.config.parts import read_download_rate, read_engines, read_weights
+from llmgw.config.server import Listen
 from llmgw.core.model import ANY_CLASS
 
 SYSTEM_FILE = Path("/etc/llmgw/agent.yaml")
@@ -21,9 +22,12 @@ MAX_LABELS = 64
 MAX_FABRICS = 16
 MAX_HCAS = 64
 MAX_NAME = 100
+MAX_MODEL_DIRS = 32
+# For messages: there is no default, since it is an address of this machine.
+SEED_EXAMPLE = Listen(host="10.0.0.141", port=7444)
 
 # Understood and refused: whoever wrote one counts on what it does, and nothing here does it yet.
-LATER = frozenset({"limits", "model_dirs", "seed_listen", "weights"})
+LATER_LIMITS = frozenset({"max_memory_gb"})
 NOT_YET = "is not in this version; leave it out"
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
@@ -41,7 +45,7 @@ def load_agent(path: Path, *, engines: Collection[str], host_name: str, check_fi
     """The configuration of ``llmgw agent``. ConfigError with everything that is wrong in it.
 
     ``host_name`` is this machine's, and the node's where the file names none. ``check_files`` False does not ask
-    whether the certificate's files are there: what only stops engines has no use for them.
+    whether the certificate's files are there, and reads no secret: what only stops engines has no use for them.
     """
     top, findings = read_document(path)
     node = _node(top, host_name)
@@ -59,8 +63,14 @@ def load_agent(path: Path, *, engines: Collection[str], host_name: str, check_fi
         labels=_labels(top),
         fabrics=_fabrics(top),
         discovery=_discovery(top.section("discovery")),
+        weights=_weights(top.section("weights"), secrets=check_files),
+        model_dirs=_model_dirs(top),
+        seed_listen=_seed_listen(top),
+        limits=_limits(top.section("limits")),
     )
-    top.refuse(LATER, NOT_YET)
+    low, high = config.engine_ports
+    if config.seed_listen is not None and low <= config.seed_listen.port <= high:
+        top.wrong("seed_listen", f"{config.seed_listen.port} is one of engine_ports ({low}-{high}); take another port")
     top.close()
     findings.raise_if_any()
     return config
@@ -172,3 +182,45 @@ def _classes(section: Section) -> dict[str, str]:
             section.wrong(product, why)
     section.close()
     return classes
+
+
+def _weights(section: Section, *, secrets: bool) -> AgentWeights:
+    common = read_weights(section, secrets=secrets)
+    weights = AgentWeights(
+        allow_hosts=common.allow_hosts,
+        hub_token=common.hub_token,
+        cache=read_path(section, "cache", AgentWeights().cache),
+    )
+    section.close()
+    return weights
+
+
+def _model_dirs(top: Section) -> tuple[Path, ...]:
+    found = []
+    for text in top.texts("model_dirs"):
+        path = whole_path(text)
+        if path is None:
+            top.wrong("model_dirs", f"{text!r} must be a whole path, from / or ~/")
+        elif path in found:
+            top.wrong("model_dirs", f"{path} is written twice")
+        else:
+            found.append(path)
+    if len(found) > MAX_MODEL_DIRS:
+        top.wrong("model_dirs", f"are {len(found)}; a node has {MAX_MODEL_DIRS} at most")
+    return tuple(found)
+
+
+def _seed_listen(top: Section) -> Listen | None:
+    listen = read_listen(top, "seed_listen", SEED_EXAMPLE)
+    if listen is SEED_EXAMPLE:
+        return None
+    if why := wrong_to_tell(listen):
+        top.wrong("seed_listen", f"{why}; write it as {show_listen(SEED_EXAMPLE)}")
+    return listen
+
+
+def _limits(section: Section) -> AgentLimits:
+    limits = AgentLimits(download_rate=read_download_rate(section))
+    section.refuse(LATER_LIMITS, NOT_YET)
+    section.close()
+    return limits

@@ -10,8 +10,8 @@ from llmgw.config.addresses import is_loopback
 from llmgw.config.definition import Definition, read_definitions
 from llmgw.config.document import Section, read_document
 from llmgw.config.files import named_file, read_path
-from llmgw.config.node import NodeConfig
-from llmgw.config.parts import read_engines, read_limits, read_origins, read_timeouts
+from llmgw.config.node import NodeConfig, WeightsConfig
+from llmgw.config.parts import read_engines, read_node_limits, read_origins, read_timeouts, read_weights
 from llmgw.config.paths import expand_home, find_home, is_there
 from llmgw.errors import ConfigError, Problem
 
@@ -77,7 +77,8 @@ def _read_node(path: Path, engines: Collection[str]) -> Loaded:
         state=_text_path(top, "state"),
         cache=_text_path(top, "cache"),
         timeouts=read_timeouts(top.section("timeouts")),
-        limits=read_limits(top.section("limits")),
+        limits=read_node_limits(top.section("limits")),
+        weights=_weights(top.section("weights")),
         engines=read_engines(top.section("engines"), engines),
         models=tuple(definition.model for definition in definitions),
     )
@@ -86,6 +87,13 @@ def _read_node(path: Path, engines: Collection[str]) -> Loaded:
     top.close()
     findings.raise_if_any()
     return Loaded(config=config, path=path, definitions=definitions)
+
+
+def _weights(section: Section) -> WeightsConfig:
+    weights = read_weights(section)
+    section.refuse({"cache"}, "is a key of its own in this file: write cache beside weights")
+    section.close()
+    return weights
 
 
 def _host(top: Section, default: str) -> str:

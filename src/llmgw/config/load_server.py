@@ -11,16 +11,18 @@ from llmgw.config.definition import Checker, Definition, find_rejections, read_d
 from llmgw.config.document import Section, read_document
 from llmgw.config.files import find_system_file, read_existing, read_path, read_value, whole_path
 from llmgw.config.parts import read_limits, read_origins, read_timeouts
-from llmgw.config.server import AgentTls, Auth, FleetConfig, Listen, ServerConfig
+from llmgw.config.server import AgentTls, Auth, FleetConfig, Listen, Seeding, ServerConfig
 from llmgw.errors import ConfigError
 from llmgw.units import format_duration
 
 SYSTEM_FILE = Path("/etc/llmgw/server.yaml")
 # Two words of an agent; with less, one that comes a little late would be a node lost.
 LEAST_LEASE_SECONDS = 10.0
+# With less, a node that takes a piece among others would take its silence for its end.
+LEAST_RELAY_RATE = 1_000_000
 
 # Understood and refused: whoever wrote one counts on what it does, and nothing here does it yet.
-LATER = frozenset({"landing", "metrics_listen", "ollama_api", "seeding", "threads", "trusted_proxies"})
+LATER = frozenset({"landing", "metrics_listen", "ollama_api", "threads", "trusted_proxies"})
 LATER_AUTH = frozenset({"allow_open", "default_rpm", "default_tpm", "signup_open"})
 NOT_YET = "is not in this version; leave it out"
 ACCOUNTS_NOT_YET = "is not in this version, which has no accounts and keys; leave it out"
@@ -48,6 +50,7 @@ def load_server(path: Path, *, engines: Mapping[str, Checker]) -> LoadedServer:
     definitions = read_definitions(top.sections("models"), engines, None)
     agent_tls = _agent_tls(top.section("agent_tls"))
     default = ServerConfig(agent_tls=agent_tls)
+    seeding = Seeding(top.choice("seeding", Seeding.DIRECT, tuple(Seeding)))
     config = ServerConfig(
         agent_tls=agent_tls,
         listen=read_listen(top, "listen", default.listen),
@@ -55,6 +58,8 @@ def load_server(path: Path, *, engines: Mapping[str, Checker]) -> LoadedServer:
         agent_listen=read_listen(top, "agent_listen", default.agent_listen),
         auth=_auth(top.section("auth")),
         fleet=_fleet(top.section("fleet")),
+        seeding=seeding,
+        relay_rate=_relay_rate(top, seeding, default.relay_rate),
         cors_origins=read_origins(top),
         timeouts=read_timeouts(top.section("timeouts")),
         limits=read_limits(top.section("limits")),
@@ -128,6 +133,13 @@ def _fleet(section: Section) -> FleetConfig:
         section.wrong("brake", f"{least}, or 0 for none: nodes that go together are missed up to a lease apart")
     section.close()
     return fleet
+
+
+def _relay_rate(top: Section, seeding: Seeding, default: int) -> int:
+    rate = top.size("relay_rate", default, low=LEAST_RELAY_RATE)
+    if top.has("relay_rate") and seeding is not Seeding.RELAY:
+        top.wrong("relay_rate", f"is for seeding: {Seeding.RELAY}, and seeding is {seeding}; leave it out")
+    return rate
 
 
 def _check_open(top: Section, config: ServerConfig) -> None:

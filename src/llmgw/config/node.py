@@ -44,6 +44,21 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeLimits(Limits):
+    """The same of ``serve``, and ``download_rate``: bytes per second of weights that are fetched, None for no limit."""
+
+    download_rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsConfig:
+    """How weights are fetched: from these hosts alone (empty: from all), and what the hub knows us by."""
+
+    allow_hosts: tuple[str, ...] = ()
+    hub_token: str | None = field(default=None, repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineConfig:
     """Where an engine's binary is, when it is not on PATH under its own name."""
 
@@ -62,6 +77,7 @@ class NodeConfig:
     state: str | None = None
     cache: str | None = None
     timeouts: Timeouts = field(default_factory=Timeouts)
-    limits: Limits = field(default_factory=Limits)
+    limits: NodeLimits = field(default_factory=NodeLimits)
+    weights: WeightsConfig = field(default_factory=WeightsConfig)
     engines: dict[str, EngineConfig] = field(default_factory=dict)
     models: tuple[Model, ...] = ()

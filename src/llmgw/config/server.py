@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 
 from llmgw.config.node import Limits, Timeouts
@@ -52,9 +53,18 @@ class FleetConfig:
     on_demand_wait: float = 20.0
 
 
+class Seeding(StrEnum):
+    """Whether nodes take weights from one another. DIRECT: from those that have a ``seed_listen``. RELAY: through the
+    server, but for those that reach each other over a fabric."""
+
+    DIRECT = "direct"
+    RELAY = "relay"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerConfig:
-    """The whole of server.yaml."""
+    """The whole of server.yaml. ``relay_rate``: bytes of weights per second through the server, over all."""
 
     agent_tls: AgentTls
     listen: Listen = Listen(host="127.0.0.1", port=8080)
@@ -62,6 +72,8 @@ class ServerConfig:
     agent_listen: Listen = Listen(host="", port=7443)
     auth: Auth = field(default_factory=Auth)
     fleet: FleetConfig = field(default_factory=FleetConfig)
+    seeding: Seeding = Seeding.DIRECT
+    relay_rate: int = 100_000_000
     cors_origins: tuple[str, ...] = ()
     timeouts: Timeouts = field(default_factory=Timeouts)
     limits: Limits = field(default_factory=Limits)

@@ -22,6 +22,7 @@ from llmgw.engines import hookspecs
 from llmgw.engines.causes import diagnose
 from llmgw.engines.soundness import find_fault, find_wrong
 from llmgw.engines.sources import GROUP, Source, find_sources
+from llmgw.engines.taken import find_untaken
 from llmgw.engines.types import (
     LOADING,
     Cause,
@@ -83,7 +84,10 @@ class Engine:
         rubbish = next((each for each in found if not isinstance(each, Problem)), None)
         if len(problems) < len(found):
             self._report("engine_validate", f"it returned a list with {type(rubbish).__name__} in it, not Problem")
-        return [*find_unable(self.info, model, profile), *problems]
+        told = [*find_unable(self.info, model, profile), *problems]
+        # What the plugin says of a source is closer to it.
+        judged = {_part(problem) for problem in told}
+        return [*told, *(problem for problem in find_untaken(self.info, model) if _part(problem) not in judged)]
 
     def check_gpus(self, profile: Profile) -> list[Problem]:
         """What is wrong with the GPUs that a profile asks for, where llmgw counts those of the nodes and chooses among
@@ -309,6 +313,11 @@ def find_unable(info: EngineInfo, model: Model, profile: Profile) -> list[Proble
         ),
     )
     return [Problem(key=key, message=message) for key, unable, message in asked if unable]
+
+
+def _part(problem: Problem) -> str:
+    """Of ``loras[1].source`` the first word."""
+    return problem.key.partition("[")[0]
 
 
 def _possible(load: Load) -> Load:

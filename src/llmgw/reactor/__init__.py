@@ -1,1 +1,2 @@
-"""The floor under the edges that move bytes: one epoll and one task (loop.py), and what they move (transports.py)."""
+"""The floor under the edges that move bytes: one epoll and one task (loop.py), what they move (transports.py), and who
+we are to whom it is moved (credentials.py)."""

@@ -189,7 +189,11 @@ def test_a_switch_has_the_name_that_stays_where_the_release_knows_it() -> None:
 
 
 def test_a_repository_is_refused_and_a_file_in_one_is_not() -> None:
-    assert [key for key, _ in problems_of("Qwen/Qwen2.5-7B-Instruct")] == ["source"]
+    ((key, message),) = problems_of("Qwen/Qwen2.5-7B-Instruct:Q4_K_M")
+    assert key == "source"
+    assert "write hf:Qwen/Qwen2.5-7B-Instruct/FILE.gguf" in message
+    assert problems_of("https://h/q4.gguf?download=true") == []
+    assert problems_of("hf:Qwen/Qwen2.5-GGUF/*q4_k_m*.gguf@main") == []
     assert problems_of("hf:Qwen/Qwen2.5-GGUF/q4.gguf") == []
     assert problems_of("models/q4.GGUF") == []
     assert problems_of("/models/blobs/sha256-0123") == []
@@ -308,6 +312,9 @@ def test_a_definition_with_everything_in_order_has_no_problem() -> None:
         ("mmproj", "does not end in .gguf", problems_of(mmproj="org/repo")),
         ("loras", "does not end in .gguf", problems_of(loras=(Lora(name=ModelName("a"), source="/a.safetensors"),))),
         ("loras", "divided by , and :", problems_of(loras=(Lora(name=ModelName("a"), source="/a:b.gguf"),))),
+        ("loras", "divided by , and :", problems_of(loras=(Lora(name=ModelName("a"), source="hf:o/r/a,b.gguf"),))),
+        ("loras", "divided by , and :", problems_of(loras=(Lora(name=ModelName("a"), source="https://h/a:b.gguf"),))),
+        ("source", "is none that llama.cpp reads", problems_of("hf:org/repo/model.safetensors")),
         ("loras", "for chats and completions only", problems_of(loras=LORAS, task=Task.EMBED)),
         ("args", "take --lora and its like out", problems_of("/m/x.gguf", "--lora", "/b.gguf", loras=LORAS)),
         ("args", "take --mmproj and its like out", problems_of("/m/x.gguf", "-mm", "/b.gguf", mmproj="/c.gguf")),

@@ -187,6 +187,11 @@ def test_a_gguf_file_is_refused(source: str) -> None:
     assert "llama.cpp" in message
 
 
+@pytest.mark.parametrize("source", ["hf:org/repo/*", "hf:org/repo/*.safetensors@main", "org/repo"])
+def test_what_is_fetched_is_a_folder(source: str) -> None:
+    assert validate(source=source) == {}
+
+
 @pytest.mark.parametrize(
     ("source", "suggested"),
     [

@@ -137,6 +137,18 @@ def test_a_gguf_file_is_refused_with_what_to_do() -> None:
     assert problems_of(source="/srv/models/llama") == []
 
 
+@pytest.mark.parametrize("source", ["hf:org/repo/*", "hf:org/repo/*.safetensors@main", "org/repo"])
+def test_what_is_fetched_is_a_folder(source: str) -> None:
+    assert problems_of(source=source) == []
+
+
+@pytest.mark.parametrize("source", ["hf:org/repo/m.gguf@main", "hf:org/repo/m.safetensors", "https://host/m.gguf?x"])
+def test_one_file_that_would_be_fetched_is_refused(source: str) -> None:
+    (problem,) = problems_of(source=source)
+    assert problem[0] == "source"
+    assert "reads a folder or a repository" in problem[1]
+
+
 @pytest.mark.parametrize("number", [number for number in RELEASES if number != "0.9.2"])
 def test_what_llmgw_passes_is_fine_with_each_release(number: str) -> None:
     assert set(findings_of(number).values()) == {FlagState.OK}

@@ -60,9 +60,17 @@ def test_options_of_a_bare_file_do_not_go_with_a_definition(tmp_path: Path, engi
     ("given", "said"),
     [
         ("none.toy", r"^none\.toy: no such file$"),
-        ("hf:org/repo/m.gguf", "no such file; weights are not fetched in this version"),
-        ("https://models.internal/m.gguf", "no such file; weights are not fetched in this version"),
-        ("org/repo", "no such file; weights are not fetched in this version"),
+        ("hf:org/repo", r"^hf:org/repo: names no file of org/repo: write hf:org/repo/FILE, or org/repo alone"),
+        (
+            "hf:org/repo/m.bin",
+            r"^hf:org/repo/m\.bin: no installed engine reads such files; it is to be a \.gguf file or",
+        ),
+        ("hf:org/repo/*", r"^hf:org/repo/\*: no installed engine reads such files"),
+        ("https://models.internal/", "^https://models.internal/: is no address of a file"),
+        ("https://me:word@internal/m.toy", "^https://…: holds a name or password: give the file away without one$"),
+        ("https://internal/m?key=word", r"^https://internal/m: no installed engine reads such files"),
+        ("s3://models/m.gguf", "no such file; llmgw serve fetches hf:org/repo/file and https://… by itself$"),
+        ("org/repo", "no such file; if it is a repository, llmgw serve hf:org/repo/FILE fetches one of its files, and"),
         ("folder", r"folder is a folder; give the weights file in it \(a \.gguf file or a \.toy file or a \.yaml"),
         ("empty.toy", "is empty: was its download cut off"),
         (
@@ -80,6 +88,25 @@ def test_what_is_no_model_is_refused_with_a_way_out(
     Path("m.bin").write_bytes(b"x")
     with pytest.raises(UsageError, match=said):
         read_given(given, FileOptions(), engines)
+
+
+@pytest.mark.parametrize(
+    ("given", "name"),
+    [
+        ("hf:org/repo/My-Model.Q4.gguf", "my-model.q4"),
+        ("hf:org/repo/sub/m.TOY@v1.0", "m"),
+        ("hf:org/Some-Repo/*.gguf", "some-repo"),
+        ("https://models.internal/a/m.gguf", "m"),
+        ("http://127.0.0.1:8000/m.toy?token=word", "m"),
+    ],
+)
+def test_weights_that_are_fetched_are_named_by_their_file(engines: Engines, given: str, name: str) -> None:
+    (found,) = read_given(given, FileOptions(context_length=4096), engines)
+    assert (found.model.name, found.model.source, found.model.context_length) == (name, given, 4096)
+    assert [profile.engine for profile in found.model.profiles] == ["toy"]
+    assert "word" not in str(found.places)
+    # nobody looks for it here
+    check_runnable((found,), engines, NodeConfig())
 
 
 def test_without_any_engine_the_message_still_makes_sense(weights: Path) -> None:
@@ -179,7 +206,7 @@ def test_a_configured_program_that_can_not_run_is_refused(engines: Engines, path
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda path: path.unlink(), "is no file on this machine; weights are not fetched in this version"),
+        (lambda path: path.unlink(), "is no file on this machine$"),
         (lambda path: path.write_bytes(b""), "is empty: was its download cut off"),
         (lambda path: (path.unlink(), path.mkdir()), "is a folder"),
         (lambda path: (path.unlink(), os.mkfifo(path)), "can't be read: check its permissions"),
@@ -195,23 +222,34 @@ def test_weights_of_a_definition_that_can_not_be_read_are_refused_at_the_start(
         check_runnable(read_given(str(path), FileOptions(), engines), engines, NodeConfig())
 
 
-@pytest.mark.parametrize("source", ["w.toy", "folder/w.toy", "hf:org/repo/w.toy", "https://internal/w.toy"])
+@pytest.mark.parametrize("source", ["hf:org/repo/w.toy", "https://internal/w.toy", "hf:org/repo/*.toy"])
+def test_a_definition_may_have_weights_that_are_fetched(tmp_path: Path, engines: Engines, source: str) -> None:
+    path = definition(tmp_path)
+    path.write_text(path.read_text().replace("./w.toy", source))
+    definitions = read_given(str(path), FileOptions(), engines)
+    assert definitions[0].model.source == source
+    check_runnable(definitions, engines, NodeConfig())
+
+
+@pytest.mark.parametrize("source", ["org/w.toy"])
 def test_a_source_that_is_no_whole_path_is_not_looked_for_in_the_working_directory(
     tmp_path: Path, engines: Engines, monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = definition(tmp_path)
     path.write_text(path.read_text().replace("./w.toy", source))
-    with pytest.raises(ConfigError, match=rf"source: {source} is no path of a file: a path begins with /, ~/ or \./"):
+    with pytest.raises(
+        ConfigError, match=rf"source: {source} is no path of a file: a path begins with /, ~/ or \./, and"
+    ):
         check_runnable(read_given(str(path), FileOptions(), engines), engines, NodeConfig())
 
 
 def test_what_the_engine_says_of_a_source_is_enough(tmp_path: Path, make_engines: Callable[..., Engines]) -> None:
     path = definition(tmp_path)
-    path.write_text(path.read_text().replace("./w.toy", "bad"))
+    path.write_text(path.read_text().replace("./w.toy", "org/bad"))
     with pytest.raises(ConfigError) as caught:
         check_runnable(read_given(str(path), FileOptions(), make_engines()), make_engines(), NodeConfig())
-    assert [problem.message for problem in caught.value.problems] == ["bad is not for toys"]
+    assert [problem.message for problem in caught.value.problems] == ["org/bad is not for toys"]
 
 
 def test_bytes_that_are_no_text_are_refused(tmp_path: Path, weights: Path, engines: Engines) -> None:

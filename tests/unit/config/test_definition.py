@@ -127,6 +127,35 @@ def test_a_source_that_begins_with_a_dot_lies_beside_the_definition(
     assert definition.model.source == read_as.format(folder=tmp_path, parent=tmp_path.parent)
 
 
+@pytest.mark.parametrize("folder", [True, False])
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("m.gguf", "'m.gguf': a source is a whole path (/…), hf:org/repo/file, https://…, or a repository org/repo"),
+        ("oci://host/m", "'oci://host/m': oci: is no scheme that is fetched: write hf:org/repo/file, https://… or a"),
+        ("hf:org/repo", "'hf:org/repo': names no file of org/repo: write hf:org/repo/FILE, or org/repo alone for the"),
+        ("hf:org/repo/../m", "'hf:org/repo/../m': '../m' is no file of a repository: no part of it may be empty, . or"),
+        ("https://host/", "'https://host/': is no address of a file: write https://host/path/file"),
+        ("https://me:word@host/m.gguf", "'https://…': holds a name or password: give the file away without one"),
+    ],
+)
+@pytest.mark.parametrize("key", ["source", "mmproj", "loras[0].source"])
+def test_what_is_no_source_is_told_at_its_place(tmp_path: Path, key: str, source: str, said: str, folder: bool) -> None:
+    lines = {
+        "source": SMALL.replace("/m.gguf", source),
+        "mmproj": f"{SMALL}mmproj: {source}\n",
+        "loras[0].source": f"{SMALL}loras:\n- name: l\n  source: {source}\n",
+    }
+    path = written(tmp_path, lines[key])
+    with pytest.raises(ConfigError) as caught:
+        load_definitions(path, ENGINES) if folder else parse_definitions(path.read_text(), "m.yaml", ENGINES)
+    (problem,) = caught.value.problems
+    place = {"source": "2:1", "mmproj": "4:1", "loras[0].source": "6:3"}[key]
+    assert (problem.key, problem.where.rpartition("m.yaml:")[2]) == (key, place)
+    assert problem.message.startswith(said)
+    assert "word" not in problem.message.replace("password", "")
+
+
 def test_a_source_in_the_home_is_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     (definition,) = load_definitions(written(tmp_path, SMALL.replace("/m.gguf", "~/m.gguf")), ENGINES)

@@ -6,9 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.config.agent import AgentConfig, Discovery, FabricConfig, NodeTls, ServerAddress
-from llmgw.config.load_agent import LATER, find_agent_file, load_agent
+from llmgw.config.agent import (
+    AgentConfig,
+    AgentLimits,
+    AgentWeights,
+    Discovery,
+    FabricConfig,
+    NodeTls,
+    ServerAddress,
+)
+from llmgw.config.load_agent import LATER_LIMITS, find_agent_file, load_agent
 from llmgw.config.node import EngineConfig
+from llmgw.config.server import Listen
 from llmgw.errors import ConfigError
 
 ROOT = Path(__file__).parents[3]
@@ -54,9 +63,16 @@ def example(name: str, folder: Path) -> AgentConfig:
 
 
 def keys() -> set[str]:
-    inner = {"tls.": NodeTls, "fabrics.<name>.": FabricConfig, "discovery.": Discovery}
+    inner = {
+        "tls.": NodeTls,
+        "fabrics.<name>.": FabricConfig,
+        "discovery.": Discovery,
+        "weights.": AgentWeights,
+        "limits.": AgentLimits,
+    }
     found = {f"{prefix}{field.name}" for prefix, tree in inner.items() for field in fields(tree)}
-    return found | {field.name for field in fields(AgentConfig)} - {"tls", "engines", "fabrics", "discovery"}
+    trees = {prefix.partition(".")[0] for prefix in inner}
+    return found | {field.name for field in fields(AgentConfig)} - trees - {"engines"}
 
 
 def test_with_a_server_and_a_certificate_all_is_default(files: Path) -> None:
@@ -71,6 +87,8 @@ def test_what_is_written_is_what_is_loaded(files: Path) -> None:
         "engines: {llamacpp: {bin: /opt/llama-server}}\nlabels: {rack: r7, row: 3, spot: true}\n"
         "fabrics: {ib-a: {hcas: [mlx5_0, mlx5_1]}, eth: {interface: bond0.7}}\n"
         "discovery: {nvidia_smi: /opt/smi, classes: {NVIDIA H100 80GB HBM3: h100-80g, GPU-1: odd}}\n"
+        "weights: {cache: /c, allow_hosts: [Huggingface.co, 10.0.0.9, huggingface.co], hub_token: hf_x}\n"
+        "model_dirs: [/m, /n/o]\nseed_listen: '[fd00::1]:7444'\nlimits: {download_rate: 500MB}\n"
     )
     loaded = load(files, text, server=False)
     assert loaded == AgentConfig(
@@ -84,6 +102,10 @@ def test_what_is_written_is_what_is_loaded(files: Path) -> None:
         labels={"rack": "r7", "row": "3", "spot": "true"},
         fabrics={"ib-a": FabricConfig(hcas=("mlx5_0", "mlx5_1")), "eth": FabricConfig(interface="bond0.7")},
         discovery=Discovery(nvidia_smi=Path("/opt/smi"), classes={"NVIDIA H100 80GB HBM3": "h100-80g", "GPU-1": "odd"}),
+        weights=AgentWeights(cache=Path("/c"), allow_hosts=("huggingface.co", "10.0.0.9"), hub_token="hf_x"),
+        model_dirs=(Path("/m"), Path("/n/o")),
+        seed_listen=Listen(host="fd00::1", port=7444),
+        limits=AgentLimits(download_rate=500_000_000),
     )
 
 
@@ -131,6 +153,44 @@ def test_a_machine_whose_name_is_no_nodes_is_to_be_given_one(files: Path) -> Non
         ("discovery: {classes: {A: a b}}", "1:23 discovery.classes.A: 'a b' may hold letters, digits and . _ - only"),
         ("discovery: {classes: {A: }}", "1:23 discovery.classes.A: has no value, and needs one"),
         ("discovery: {fake: /f, nvidia_smi: /x}", "1:23 discovery.nvidia_smi: has no effect beside fake, whose file "),
+        ("weights: {cash: /x}", "1:11 weights.cash: unknown key (cache?)"),
+        ("weights: {cache: x}", "1:11 weights.cache: 'x' must be a whole path, from / or ~/"),
+        (
+            "weights: {allow_hosts: []}",
+            "1:11 weights.allow_hosts: has no host in it, and nothing could be fetched; leave",
+        ),
+        (
+            "weights: {allow_hosts: ['https://hub/']}",
+            "1:11 weights.allow_hosts: 'https://hub/' is an address; write its host alone: huggingface.co",
+        ),
+        (
+            "weights: {allow_hosts: ['*.hf.co']}",
+            "1:11 weights.allow_hosts: has '*.hf.co' for a host, which is neither a",
+        ),
+        (
+            "weights: {hub_token: a b}",
+            "1:11 weights.hub_token: holds what no token does: letters, digits and signs, no",
+        ),
+        ("weights: {hub_token: '@x'}", "1:11 weights.hub_token: '@x' must be @ and a whole path"),
+        ("model_dirs: /m", "1:1 model_dirs: must be a list, not a single value"),
+        ("model_dirs: [m]", "1:1 model_dirs: 'm' must be a whole path, from / or ~/"),
+        ("model_dirs: [/m, /m/]", "1:1 model_dirs: /m is written twice"),
+        ("seed_listen: 7444", "1:1 seed_listen: must be text, not '7444'"),
+        (
+            "seed_listen: ':7444'",
+            "1:1 seed_listen: :7444 is all addresses of this machine, and others are told one that",
+        ),
+        ("seed_listen: '0.0.0.0:7444'", "1:1 seed_listen: 0.0.0.0:7444 is all addresses of this machine"),
+        ("seed_listen: '[::]:7444'", "1:1 seed_listen: [::]:7444 is all addresses of this machine"),
+        (
+            "seed_listen: '224.0.0.1:7444'",
+            "1:1 seed_listen: 224.0.0.1:7444 is a group's address; write it as 10.0.0.141:",
+        ),
+        ("seed_listen: '[fe80::1%eth0]:7444'", "1:1 seed_listen: [fe80::1%eth0]:7444 means something on its own link"),
+        ("seed_listen: node-1:7444", "1:1 seed_listen: 'node-1' is not an IP address; write it as 10.0.0.141:7444"),
+        ("seed_listen: '10.0.0.1:18001'", "1:1 seed_listen: 18001 is one of engine_ports (18000-18999); take another"),
+        ("limits: {download_rate: 500}", "1:10 limits.download_rate: must be at least 65536 bytes"),
+        ("limits: {download: 5MB}", "1:10 limits.download: unknown key (download_rate?)"),
         ("discovery: {fake: /f, classes: {A: a}}", "1:23 discovery.classes: has no effect beside fake, whose file "),
     ],
 )
@@ -139,14 +199,36 @@ def test_a_wrong_line_is_placed_and_explained(files: Path, text: str, said: str)
     assert [problem for problem in found if problem.startswith(f"/agent.yaml:{said}")], found
 
 
-@pytest.mark.parametrize("key", sorted(LATER))
+@pytest.mark.parametrize("key", sorted(LATER_LIMITS))
 def test_a_key_of_a_later_version_is_refused_by_name(files: Path, key: str) -> None:
-    assert problems(files, f"{key}: 1") == [f"/agent.yaml:1:1 {key}: is not in this version; leave it out"]
-    assert f"`{key}`" in MANUAL
+    said = f"/agent.yaml:1:10 limits.{key}: is not in this version; leave it out"
+    assert problems(files, f"limits: {{{key}: 1}}") == [said]
+    assert f"`limits.{key}`" in MANUAL
+
+
+def test_the_hubs_token_may_be_in_a_file_of_its_own_and_is_shown_nowhere(files: Path) -> None:
+    secret = files / "token"
+    secret.write_text("hf_secret\n")
+    secret.chmod(0o640)
+    text = f"weights: {{hub_token: '@{secret}'}}"
+    loaded = load(files, text)
+    assert loaded.weights.hub_token == "hf_secret"
+    assert "hf_secret" not in repr(loaded)
+    secret.chmod(0o644)
+    (said,) = problems(files, text)
+    assert said.endswith("weights.hub_token: /token can be read by everybody on this machine: chmod o-rwx /token")
+    path = written(files, text)
+    assert load_agent(path, engines=ENGINES, host_name="n1", check_files=False).weights.hub_token is None
+
+
+@pytest.mark.parametrize("token", ["hf_a b", "hf_ä", "hf_" + "x" * 1000])
+def test_a_token_that_is_none_is_not_told(files: Path, token: str) -> None:
+    (said,) = problems(files, f"weights: {{hub_token: {token}}}")
+    assert "hf_" not in said
 
 
 def test_all_problems_come_at_once(files: Path) -> None:
-    found = problems(files, "node: N\nlimits: {}\ntls: {kye: 1}\n", server=False, tls=False)
+    found = problems(files, "node: N\nlimits: 1\ntls: {kye: 1}\n", server=False, tls=False)
     wanted = ("node", "limits", "server", "tls.ca", "tls.cert", "tls.key", "tls.kye")
     assert sorted(line.split()[1].rstrip(":") for line in found) == sorted(wanted)
 
@@ -162,6 +244,14 @@ def test_all_problems_come_at_once(files: Path) -> None:
         (
             f"fabrics: {{f: {{hcas: [{', '.join(f'm{number}' for number in range(65))}]}}}}",
             "fabrics.f.hcas: are 65; a fabric has 64 adapters of a node at most",
+        ),
+        (
+            f"model_dirs: [{', '.join(f'/m{number}' for number in range(33))}]",
+            "model_dirs: are 33; a node has 32 at most",
+        ),
+        (
+            f"weights: {{allow_hosts: [{', '.join(f'h{number}' for number in range(101))}]}}",
+            "weights.allow_hosts: are 101; 100 at most",
         ),
         (f"discovery: {{classes: {{A: {'x' * 101}}}}}", "discovery.classes.A: is longer than 100 characters"),
     ],
@@ -209,6 +299,7 @@ def test_the_full_example_shows_the_defaults(files: Path) -> None:
     default = AgentConfig(node=loaded.node, server=loaded.server, tls=loaded.tls)
     for key in ("state", "engine_ports", "trunks"):
         assert getattr(loaded, key) == getattr(default, key)
+    assert loaded.weights.cache == default.weights.cache
 
 
 def test_the_manual_describes_every_key_and_no_other() -> None:

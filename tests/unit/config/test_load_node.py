@@ -8,7 +8,7 @@ import pytest
 
 from llmgw.config.definition import load_definitions
 from llmgw.config.load_node import find_node_file, load_node
-from llmgw.config.node import EngineConfig, Limits, NodeConfig, Timeouts
+from llmgw.config.node import EngineConfig, NodeConfig, NodeLimits, Timeouts, WeightsConfig
 from llmgw.core.model import Lora, Model, Prices, Profile, Scaling
 from llmgw.errors import ConfigError
 
@@ -18,7 +18,8 @@ NOWHERE = Path("/nowhere/node.yaml")
 SHAPES: dict[str, type] = {
     "": NodeConfig,
     "timeouts": Timeouts,
-    "limits": Limits,
+    "limits": NodeLimits,
+    "weights": WeightsConfig,
     "engines.<name>": EngineConfig,
     "models": Model,
     "models.loras": Lora,
@@ -51,7 +52,7 @@ def keys_of_the_trees() -> set[str]:
         for field in fields(shape):
             key = field.name.removesuffix("_seconds")
             path = f"{prefix}.{key}" if prefix else key
-            if path not in {"timeouts", "limits", "engines"} | SHAPES.keys():
+            if path not in {"timeouts", "limits", "weights", "engines"} | SHAPES.keys():
                 found.add(path)
     return found
 
@@ -66,7 +67,8 @@ def test_what_is_written_is_what_is_loaded(tmp_path: Path) -> None:
             tmp_path,
             "host: localhost\nport: 8000\ncors_origins: ['https://a.example']\nengine_ports: 20000-20010\n"
             "on_demand_wait: 0\nstate: /s\ncache: /c\ntimeouts: {generation: 0, idle: 3m}\n"
-            "limits: {max_body: 1MiB}\nengines: {llamacpp: {bin: /opt/llama-server}}\n"
+            "limits: {max_body: 1MiB, download_rate: 20MB}\nweights: {allow_hosts: [Hub.example], hub_token: hf_x}\n"
+            "engines: {llamacpp: {bin: /opt/llama-server}}\n"
             "models: [{name: m, source: /m.gguf, profiles: [{name: cpu, engine: llamacpp}]}]\n",
         )
     )
@@ -79,7 +81,8 @@ def test_what_is_written_is_what_is_loaded(tmp_path: Path) -> None:
         state="/s",
         cache="/c",
         timeouts=Timeouts(generation=0.0, idle=180.0),
-        limits=Limits(max_body=1024 * 1024),
+        limits=NodeLimits(max_body=1024 * 1024, download_rate=20_000_000),
+        weights=WeightsConfig(allow_hosts=("hub.example",), hub_token="hf_x"),
         engines={"llamacpp": EngineConfig(bin="/opt/llama-server")},
         models=config.models,
     )
@@ -116,6 +119,11 @@ def test_a_path_in_the_home_is_found_there(tmp_path: Path, monkeypatch: pytest.M
         ("limits: {max_head: 3}", "/node.yaml:1:10 limits.max_head: must be at least 1024 bytes"),
         ("limits: {max_body: 1GiB}", "/node.yaml:1:10 limits.max_body: is more than bodies_total"),
         ("limits: {max_connections: 0}", "/node.yaml:1:10 limits.max_connections: must be from 1"),
+        ("limits: {download_rate: 1kB}", "/node.yaml:1:10 limits.download_rate: must be at least 65536 bytes"),
+        ("weights: {cache: /c}", "/node.yaml:1:11 weights.cache: is a key of its own in this file: write cache beside"),
+        ("weights: {hub_tokn: x}", "/node.yaml:1:11 weights.hub_tokn: unknown key (hub_token?)"),
+        ("weights: {allow_hosts: [hub/x]}", "/node.yaml:1:11 weights.allow_hosts: 'hub/x' is an address; write its"),
+        ("models: [{name: m, source: w.gguf}]", "/node.yaml:1:20 models[0].source: 'w.gguf': a source is a whole path"),
         ("engines: {llamacp: {}}", "/node.yaml:1:11 engines.llamacp: no engine 'llamacp' is installed (llamacpp?)"),
         ("engines: {llamacpp: {bin: x}}", "/node.yaml:1:22 engines.llamacpp.bin: 'x' must be a whole path"),
         ("engines: {llamacpp: {bni: /x}}", "/node.yaml:1:22 engines.llamacpp.bni: unknown key (bin?)"),
@@ -200,7 +208,9 @@ def test_the_full_example_names_every_key() -> None:
 
 def test_the_full_example_shows_the_defaults() -> None:
     config = load(ROOT / "examples" / "node-full.yaml")
-    assert (config.timeouts, config.limits) == (Timeouts(), Limits())
+    assert config.timeouts == Timeouts()
+    # (written for its unit: there is no limit by default)
+    assert config.limits == NodeLimits(download_rate=config.limits.download_rate)
     assert (config.host, config.port, config.engine_ports) == ("127.0.0.1", 17434, (18000, 18999))
     assert config.on_demand_wait == NodeConfig().on_demand_wait
 

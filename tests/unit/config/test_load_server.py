@@ -8,7 +8,7 @@ import pytest
 
 from llmgw.config.load_server import LATER, LATER_AUTH, LoadedServer, find_server_file, load_server
 from llmgw.config.node import Limits, Timeouts
-from llmgw.config.server import AgentTls, Auth, FleetConfig, Listen, ServerConfig
+from llmgw.config.server import AgentTls, Auth, FleetConfig, Listen, Seeding, ServerConfig
 from llmgw.core.model import Model, Profile
 from llmgw.errors import ConfigError, Problem
 
@@ -130,6 +130,11 @@ def test_what_is_written_is_what_is_loaded(files: Path) -> None:
         ("agent_listen: ", "1:1 agent_listen: has no value; leave the key out to have its default"),
         ("timeouts: {idle: 0}", "1:12 timeouts.idle: must be more than 0"),
         ("limits: {max_head: 3}", "1:10 limits.max_head: must be at least 1024 bytes"),
+        ("seeding: on", "1:1 seeding: must be text, not 'on'"),
+        ("seeding: peers", "1:1 seeding: 'peers' is not one of direct, off, relay"),
+        ("relay_rate: 5MB", "1:1 relay_rate: is for seeding: relay, and seeding is direct; leave it out"),
+        ("{seeding: relay, relay_rate: 999kB}", "1:18 relay_rate: must be at least 1000000 bytes"),
+        ("{seeding: relay, relay_rate: fast}", "1:18 relay_rate: "),
         ("models: [{name: m}]", "1:10 models[0].source: is missing"),
         (
             f"models: [{MODEL.replace('/m', './m')}]",
@@ -145,6 +150,18 @@ def test_what_is_written_is_what_is_loaded(files: Path) -> None:
 def test_a_wrong_line_is_placed_and_explained(files: Path, text: str, said: str) -> None:
     found = problems(files, text)
     assert [problem for problem in found if problem.startswith(f"/server.yaml:{said}")], found
+
+
+@pytest.mark.parametrize("word", ["off", "'off'"])
+def test_nodes_may_be_told_to_take_nothing_from_each_other(files: Path, word: str) -> None:
+    assert load(files, f"seeding: {word}").seeding is Seeding.OFF
+    assert load(files, "seeding: direct").seeding is load(files, "").seeding is Seeding.DIRECT
+
+
+def test_weights_may_go_through_the_server_at_a_rate(files: Path) -> None:
+    config = load(files, "seeding: relay")
+    assert (config.seeding, config.relay_rate) == (Seeding.RELAY, 100_000_000)
+    assert load(files, "seeding: relay\nrelay_rate: 20MB").relay_rate == 20_000_000
 
 
 def test_a_long_lease_alone_takes_the_others_along(files: Path) -> None:
