@@ -33,6 +33,7 @@ NURSERIES = {
     "server/tree.py",
     "server/program.py",
     "server/pages.py",
+    "agent/depot.py",
     "agent/tree.py",
     "agent/program.py",
     "agent/shards.py",

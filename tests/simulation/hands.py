@@ -13,7 +13,8 @@ One ``SimulatedHands`` is one machine, and outlives the agents on it:
 - ``conduct`` is asked at each start, by shard and epoch, what becomes of that engine: slow, never ready, deaf to
   TERM, dead after so long, late to give its memory back. Of those that run, ``die`` ends one, ``reboot`` all.
 - ``is_joined`` is asked of every engine: one of a group is not ready before the others of it are there.
-- ``prepare_seconds`` is how long it takes to find the weights of what is to be launched.
+- ``prepare_seconds`` is how long it takes to find the weights of what is to be launched, where they are not fetched;
+  ``depot`` are those that are (``depot.SimulatedDepot``). An engine that is started without its weights is a fault.
 - ``cards``, ``foreign``, ``fabrics``, ``state.full`` (the disk), ``skew`` and ``oom_kills`` may be changed at any time.
   The order of ``cards`` is that of their indices; what ``gpus`` of a report says of their use follows from the engines.
 - ``running`` are the engines that are alive, ``find_listening`` is the one at a port, ``is_ready`` whether it would
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import TypeVar, TypeVarTuple
 
 import trio
+from depot import Origin, SimulatedDepot
 
 from llmgw.agent.held import Tools
 from llmgw.agent.preflight import Preflight
@@ -265,13 +267,16 @@ class SimulatedHands:
     skew: float = 0.0
     prepare_seconds: float = 0.0
     oom_kills: int = 0
+    origin: Origin = field(default_factory=Origin)
     state: SimulatedState = field(init=False)
+    depot: SimulatedDepot = field(init=False)
     engines: list[EngineProcess] = field(init=False, default_factory=list)
     boots: int = field(init=False, default=1)
     _pids: Iterator[int] = field(init=False, default_factory=lambda: itertools.count(1000))
 
     def __post_init__(self) -> None:
         self.state = SimulatedState(self.node)
+        self.depot = SimulatedDepot(node=self.node, origin=self.origin, is_full=lambda: self.state.full, wall=WALL)
 
     # What may be done to it
 
@@ -385,6 +390,9 @@ class SimulatedHands:
         return None
 
     def start(self, command: Command, *, log: Path, marker: str) -> Watched:
+        for word in command.argv:
+            if word.startswith("hf:") or not self.depot.is_whole(word):
+                raise AssertionError(f"{marker} is launched by {word}, which is not whole on {self.node}")
         port = int(command.argv[command.argv.index("--port") + 1])
         indices = command.env.get("CUDA_VISIBLE_DEVICES", "")
         cards = [self.cards[int(index)] for index in indices.split(",") if index]

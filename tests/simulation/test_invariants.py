@@ -46,9 +46,10 @@ class Engine:
 
 
 class Ground:
-    """A node on which these engines run."""
+    """A node on which these engines run, ``whole``: their weights are there."""
 
-    def __init__(self, shape: Shape, *engines: Engine) -> None:
+    def __init__(self, shape: Shape, *engines: Engine, whole: bool = True) -> None:
+        self.whole = whole
         self.id = shape.id
         self.shape = shape
         self._engines = engines
@@ -58,6 +59,9 @@ class Ground:
 
     def gpu_names(self) -> tuple[str, ...]:
         return tuple(f"GPU-{self.id}-{index}" for index in range(self.shape.gpus or 0))
+
+    def has(self, source: str) -> bool:
+        return self.whole
 
     def free_gb(self, name: str) -> float:
         used = any(name in (engine.spec.gpus or ()) for engine in self._engines)
@@ -119,8 +123,10 @@ def books_of(*replicas: Replica, hosts: Mapping[str, Host] | None = None, ready:
     return Books(hosts=found, replicas=replicas, models=MODELS, launched=MODELS, ready=by_model, brake=False)
 
 
-def a_state(books: Books | None, *engines: Engine, linked: bool = True) -> State:
-    grounds = {node: Ground(shape, *(e for e in engines if e.spec.node == node)) for node, shape in SHAPES.items()}
+def a_state(books: Books | None, *engines: Engine, linked: bool = True, whole: bool = True) -> State:
+    grounds = {
+        node: Ground(shape, *(e for e in engines if e.spec.node == node), whole=whole) for node, shape in SHAPES.items()
+    }
     nodes = frozenset(books.hosts) if linked and books is not None else frozenset[NodeId]()
     return State(books=books, machines=grounds, linked=nodes)
 
@@ -158,6 +164,7 @@ def group(*nodes: str, **changes: object) -> tuple[ShardSpec, ...]:
 WELL = a_spec("n05", 0, 1)
 OTHER = a_spec("n05", 1, 2, replica=ReplicaId("rep-other-1"), id=ShardId("shd-other-1-0"))
 CPU = a_spec("n10", model="plain", gpus=None)
+FETCHED = a_spec("n06", 3, model="single")
 NEXT = a_spec("n06", 0, 1, epoch=2)
 LOST = a_host("n05", standing=Standing.LOST)
 TOO_MANY = [
@@ -217,6 +224,10 @@ STATES: dict[str, tuple[State, State]] = {
     "one_epoch_of_a_shard_runs_on_a_node": (
         a_state(None, Engine(WELL)),
         a_state(None, Engine(WELL), Engine(replace(WELL, epoch=2, gpus=()))),
+    ),
+    "nothing_runs_without_its_weights": (
+        a_state(None, Engine(FETCHED), Engine(WELL)),
+        a_state(None, Engine(FETCHED), Engine(WELL), whole=False),
     ),
 }
 

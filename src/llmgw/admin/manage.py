@@ -11,11 +11,14 @@ from llmgw.admin.following import Followers
 from llmgw.admin.guard import check_caller
 from llmgw.admin.management import Management, Refused
 from llmgw.admin.reading import (
+    CollectWeights,
     Cordon,
     DrainBy,
     Labels,
     Load,
     NewModels,
+    Plan,
+    PullWeights,
     Rollback,
     Stop,
     ToolCheck,
@@ -99,6 +102,11 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
         asked = await read_body(WhatIf)
         return await _answer_at_length({"models": await management.explain_what_if(asked.file, asked.text)})
 
+    @app.post("/plan")
+    async def plan() -> Response:
+        asked = await read_body(Plan)
+        return await _answer_at_length(await management.plan(asked.needs()))
+
     # A path of its own: of "/models/a/history" nobody could tell whether a model is called so.
     @app.get("/history/<path:name>")
     async def history(name: str) -> Response:
@@ -143,6 +151,24 @@ def create_app(management: Management, *, listen_host: str) -> QuartTrio:
     async def load() -> Response:
         asked = await read_body(Load)
         return _answer(await management.load(asked.model))
+
+    @app.get("/weights")
+    async def weights() -> Response:
+        return await _answer_at_length(await management.weights())
+
+    @app.post("/weights/pull")
+    async def pull_weights() -> Response:
+        asked = await read_body(PullWeights)
+        return await _answer_at_length(await management.pull_weights(asked.source, asked.nodes))
+
+    @app.get("/weights/pull/<int:number>")
+    async def pull(number: int) -> Response:
+        return await _answer_at_length(await management.pull(number))
+
+    @app.post("/weights/collect")
+    async def collect_weights() -> Response:
+        await read_body(CollectWeights)
+        return await _answer_at_length(await management.collect_weights())
 
     @app.post("/reload")
     async def reload() -> Response:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from llmgw.admin.views import (
     AddedModel,
+    CollectedView,
     DecisionView,
     EnginesView,
     EventsView,
@@ -18,6 +19,8 @@ from llmgw.admin.views import (
     ModelView,
     NodeMarks,
     NodeView,
+    PlanView,
+    PullView,
     Reloaded,
     Removed,
     RemovedNode,
@@ -26,7 +29,9 @@ from llmgw.admin.views import (
     StatusView,
     Stopped,
     ToolsChecked,
+    WeightsView,
 )
+from llmgw.core.sizing import Needs
 from llmgw.errors import LlmgwError, Problem
 
 
@@ -71,6 +76,10 @@ class Management(Protocol):
         """The same of models that are only written, each after those before it have their replicas; nothing changes."""
         ...
 
+    async def plan(self, needs: Needs) -> PlanView:
+        """Where a model that needs this much would fit now; nothing changes."""
+        ...
+
     def decisions(self) -> tuple[DecisionView, ...]:
         """The last hundred, the newest first."""
         ...
@@ -89,6 +98,14 @@ class Management(Protocol):
 
     async def facts(self, name: str) -> FactsView:
         """What launches of a model (of that name or alias) have shown; Refused when there is none."""
+        ...
+
+    async def weights(self) -> WeightsView:
+        """What each node has fetched and fetches, and what could be freed."""
+        ...
+
+    async def pull(self, number: int) -> PullView:
+        """How far a pull of weights is; Refused when there is none of this number."""
         ...
 
     async def cordon(self, node: str, *, cordoned: bool) -> NodeMarks:
@@ -133,6 +150,15 @@ class Management(Protocol):
 
     async def forget_facts(self, name: str) -> FactsView:
         """Have these facts forgotten; what runs is measured anew. Answers what they were."""
+        ...
+
+    async def pull_weights(self, source: str, nodes: Sequence[str]) -> PullView:
+        """Have these nodes fetch the newest commit of a source, or without any those that could run a model of it, or
+        all where there is none. Refused for what is not fetched, and nodes that can't be told. It goes on by itself."""
+        ...
+
+    async def collect_weights(self) -> CollectedView:
+        """Have the nodes remove what they have fetched and nobody wants any more; waits until they have."""
         ...
 
     async def reload(self) -> Reloaded: ...

@@ -9,11 +9,14 @@ import trio
 from quart import request
 
 from llmgw.admin.management import Refused
+from llmgw.core.sizing import WIDTHS, Format, GpuNeed, Needs
 
 # Nothing stands before this port that would tire of a body which never comes.
 BODY_SECONDS = 30.0
 # The client hangs up after a while, and so does what may stand between.
 MOST_WAIT_SECONDS = 60
+MAX_SOURCE_CHARS = 2000
+MAX_NODES = 10_000
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -77,6 +80,48 @@ class Rollback(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: Annotated[int, msgspec.Meta(ge=1)] | None = None
 
 
+Gigabytes = Annotated[float, msgspec.Meta(ge=0, le=1e9)]
+
+
+class PlanOnGpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What each of so many GPUs has to have free."""
+
+    tp: Annotated[int, msgspec.Meta(ge=1, le=1024)]
+    memory_gb: Gigabytes
+
+
+class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /plan: what a model takes that is only thought of. What is not known is left out."""
+
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+    format: Format | None = None
+    gpu_class: Text | None = None
+    gpus: Annotated[tuple[PlanOnGpu, ...], msgspec.Meta(max_length=len(WIDTHS))] = ()
+    memory_gb: Gigabytes | None = None
+    disk_gb: Gigabytes | None = None
+
+    def needs(self) -> Needs:
+        return Needs(
+            source=self.source,
+            format=self.format,
+            gpu_class=self.gpu_class,
+            gpus=tuple(GpuNeed(tp=each.tp, memory_gb=each.memory_gb) for each in self.gpus),
+            memory_gb=self.memory_gb,
+            disk_gb=self.disk_gb,
+        )
+
+
+class PullWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /weights/pull; without nodes it is those that could run a model of the source, else all."""
+
+    source: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SOURCE_CHARS)]
+    nodes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_NODES)] = ()
+
+
+class CollectWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body of POST /weights/collect: {}."""
+
+
 class Since(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The query of GET /events."""
 
@@ -86,7 +131,21 @@ class Since(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     node: Text | None = None
 
 
-Body = TypeVar("Body", NewModels, ToolCheck, WhatIf, Cordon, DrainBy, Labels, Stop, Load, Rollback)
+Body = TypeVar(
+    "Body",
+    NewModels,
+    ToolCheck,
+    WhatIf,
+    Cordon,
+    DrainBy,
+    Labels,
+    Stop,
+    Load,
+    Rollback,
+    Plan,
+    PullWeights,
+    CollectWeights,
+)
 
 
 async def read_body(kind: type[Body]) -> Body:

@@ -6,7 +6,7 @@ A fact that is not known is None here and absent in JSON. Sizes are in GB of 10^
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -17,6 +17,7 @@ from llmgw.core.model import Model
 from llmgw.core.node import Disk, EngineFound, FabricFound, ForeignUse, MigInstance
 from llmgw.core.placement import Explanation
 from llmgw.core.rejection import Rejection
+from llmgw.core.weights import Fetch
 from llmgw.dialects.toolcheck import Report
 
 
@@ -34,8 +35,9 @@ class NodeState(StrEnum):
 class ModelStatus(StrEnum):
     """How a model stands.
 
-    ``waiting``: no node can run it now. ``unreachable``: it may run, on a node that is lost. ``on-demand``: it loads
-    when somebody asks. ``stopped``: it is known, and not to run: by its definition, or because an operator holds it.
+    ``waiting``: no node can run it now, whatever has become of its last try. ``unreachable``: it may run, on a node
+    that is lost. ``on-demand``: it loads when somebody asks. ``stopped``: it is known, and not to run: by its
+    definition, or because an operator holds it.
     """
 
     READY = "ready"
@@ -64,7 +66,8 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuView:
-    """A GPU, in the words of ``core.node.Gpu``; ``booked_by`` is the replica that has it."""
+    """A GPU, in the words of ``core.node.Gpu``; ``booked_by`` is the replica that has it, ``kept_for`` the model whose
+    next replica it is for (``KeptView``)."""
 
     uuid: str
     index: int
@@ -81,6 +84,17 @@ class GpuView:
     foreign: tuple[ForeignUse, ...] | None = None
     broken: str | None = None
     booked_by: str | None = None
+    kept_for: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptView:
+    """Room of a node that nothing runs in, and that others don't get for a minute at most: a replica of ``model`` has
+    left it for the next one, or was stopped to make way for it. ``gpus`` are UUIDs."""
+
+    model: str
+    gpus: tuple[str, ...] = ()
+    memory_gb: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +108,8 @@ class NodeView:
     the machine in words, one line each, without figures that move.
 
     ``draining``: what runs there goes elsewhere, or waits for room elsewhere until ``drain_seconds_left`` have passed
-    (None: for ever); ``drain_waits_for`` says what still keeps it.
+    (None: for ever); ``drain_waits_for`` says what still keeps it. ``kept`` is what of ``memory_booked_gb`` and of the
+    GPUs no replica has at the moment.
     """
 
     node: str
@@ -127,12 +142,13 @@ class NodeView:
     disks: tuple[Disk, ...] | None = None
     engines: tuple[EngineFound, ...] | None = None
     replicas: tuple[str, ...] = ()
+    kept: tuple[KeptView, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardView:
     """One engine process of a replica: where it is and which GPUs (UUIDs) are booked for it. ``cause``, ``kind`` and
-    ``lines`` (the engine's last) are of one that ended."""
+    ``lines`` (the engine's last) are of one that ended. ``fetch``: the weights that it waits for."""
 
     shard: str
     node: str
@@ -144,6 +160,7 @@ class ShardView:
     cause: str | None = None
     kind: str | None = None
     lines: tuple[str, ...] | None = None
+    fetch: Fetch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +173,7 @@ class ReplicaView:
     ``context_promised`` as its model does. The counters are the engine's own, since its start.
 
     ``draining``: why it is to go; it gets no new request, and goes when ``in_flight``, those that it still answers, is
-    0.
+    0. ``fetch``: the weights that it waits for; of several shards those that take the longest.
     """
 
     replica: str
@@ -184,6 +201,7 @@ class ReplicaView:
     cached_tokens: int | None = None
     steps: int | None = None
     fabric: str | None = None
+    fetch: Fetch | None = None
     shards: tuple[ShardView, ...] = ()
 
 
@@ -192,7 +210,8 @@ class ModelView:
     """A model: ``ready`` of ``wanted`` replicas serve. ``detail`` is how far it is, or what holds it up.
 
     ``held``: an operator has stopped it. ``rolling``: how far its replicas are on their way to another definition.
-    ``failed``: why its definition as it is written is not what runs; the one before goes on.
+    ``failed``: why its definition as it is written is not what runs; the one before goes on. ``fetch``: the weights
+    that the replica waits for which will be there first.
     """
 
     name: str
@@ -207,6 +226,7 @@ class ModelView:
     held: bool = False
     rolling: str | None = None
     failed: str | None = None
+    fetch: Fetch | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +299,8 @@ class Stopped:
 class LoadBegun:
     """A model may run. ``held``: it was stopped until now. ``retried``: its definition had failed, and is tried again.
     ``running`` are the replicas that it has already, ``serving`` those of them that requests may go to; ``wanted``, how
-    many it is to have."""
+    many it is to have. ``waits``: why nothing of it is on its way now. ``makes_way`` are replicas of other models that
+    are about to stop so that it has their room."""
 
     model: str
     held: bool = False
@@ -287,6 +308,8 @@ class LoadBegun:
     running: tuple[str, ...] = ()
     serving: tuple[str, ...] = ()
     wanted: int = 0
+    waits: str | None = None
+    makes_way: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -437,10 +460,123 @@ class StoreView:
     failing: str | None = None
 
 
+class StoredState(StrEnum):
+    """What is known of weights that a node has fetched: ``in use`` by a shard there, ``wanted`` by a model of the
+    catalog, or neither."""
+
+    IN_USE = "in use"
+    WANTED = "wanted"
+    FREE = "can be freed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredView:
+    """One commit of a source on a node, ``whole`` or what is left of a fetch that has not ended; ``fetched_at`` is in
+    seconds since 1970 by the node's clock, and ``models`` are those that are made of it."""
+
+    source: str
+    commit: str
+    size_bytes: int
+    state: StoredState
+    fetched_at: float
+    whole: bool = True
+    models: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeWeightsView:
+    """What a node has said of weights, None before it has said anything: what it has fetched, what it fetches, and
+    (``seen``) what else lies in its ``model_dirs``. ``seed``: where other nodes may take pieces from it. ``shared``:
+    other machines write to the same folder. What could be freed takes up ``free_bytes``."""
+
+    node: str
+    state: NodeState
+    stored: tuple[StoredView, ...] | None = None
+    fetches: tuple[Fetch, ...] = ()
+    free_bytes: int = 0
+    seed: str | None = None
+    shared: bool = False
+    seen: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightsView:
+    """The weights on all nodes, by node."""
+
+    nodes: tuple[NodeWeightsView, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeCollected:
+    """What became of the order to remove ``items`` weights of ``bytes``: ``freed_bytes``, and of each that was
+    ``kept`` why. ``why``: it has not answered, or was not asked."""
+
+    node: str
+    items: int
+    bytes: int
+    freed_bytes: int = 0
+    kept: tuple[str, ...] = ()
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CollectedView:
+    """What was removed, by node; without those where there was nothing."""
+
+    nodes: tuple[NodeCollected, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodePull:
+    """How far a node is that is to have a source. ``ended``: it is over, and ``fetch`` says how; before that ``fetch``
+    is None where the node has not said anything of it yet."""
+
+    node: str
+    state: NodeState
+    ended: bool = False
+    fetch: Fetch | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullView:
+    """An order to have the newest commit of a source, by its ``number``."""
+
+    number: int
+    source: str
+    nodes: tuple[NodePull, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldingView:
+    """What the nodes of a fabric hold: of how many ``nodes``, on how many of them each model's weights lie, and the
+    models that lie on ``none`` of them."""
+
+    nodes: int
+    models: Mapping[str, int]
+    none: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchingView:
+    """A source that is on its way to ``nodes`` nodes, ``stalled`` of them without a byte for a minute: what has come
+    to all of them together, of what (None: it is not known yet), and when the last of them will have it."""
+
+    source: str
+    nodes: int
+    done_bytes: int
+    total_bytes: int | None = None
+    rate: float | None = None
+    left_seconds: float | None = None
+    stalled: int = 0
+    origin_bytes: int = 0
+    peer_bytes: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     """The whole in numbers; ``nodes``, ``models`` and ``replicas`` count by state, ``classes`` and ``fabrics`` by
-    name. ``held_up`` says what keeps the fleet from placing anything at all."""
+    name. ``holdings`` are by fabric, "" for nodes that are on none, and ``fetching`` by source. ``held_up`` says what
+    keeps the fleet from placing anything at all."""
 
     version: str
     up_seconds: float
@@ -455,6 +591,8 @@ class StatusView:
     held_up: str | None = None
     brake: BrakeView | None = None
     concerns: tuple[Concern, ...] = ()
+    holdings: Mapping[str, HoldingView] = field(default_factory=dict)
+    fetching: tuple[FetchingView, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -572,6 +710,38 @@ class ToolsChecked:
     node: str
     engine: str
     check: Report
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanFit:
+    """A node where a planned model would fit now: by this engine, on this many of its GPUs (None: it needs none)."""
+
+    node: str
+    engine: str
+    gpus: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanPlace:
+    """One way to run it: on ``tp`` GPUs of this class with ``memory_gb`` free on each, or on none (no class) with so
+    much memory of the machine. ``others`` has what speaks against the other nodes that have the class."""
+
+    tp: int
+    memory_gb: float
+    gpu_class: str | None = None
+    fits: tuple[PlanFit, ...] = ()
+    others: tuple[Rejection, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanView:
+    """Where a model of these sizes would fit now. ``engines`` are those here that read such weights; ``unseen`` are
+    nodes that have not come since the server started."""
+
+    engines: tuple[str, ...]
+    places: tuple[PlanPlace, ...] = ()
+    unseen: tuple[str, ...] = ()
+    held_up: str | None = None
 
 
 def encode(view: object) -> bytes:

@@ -48,6 +48,7 @@ async def adopt(tools: Tools) -> FoundShards:
             ended.append((record.spec, await _tell_end(tools, record)))
             continue
         tools.ports.hold(record.port)
+        await tools.weights.resume(record.spec.id, record.weights)
         state = ShardState.READY if await _is_ready(tools, record) else ShardState.LOADING
         endpoint = endpoint_of(record.spec, record.port) if record.serves else None
         report = replace(first_report(record.spec), state=state, pid=record.pid, endpoint=endpoint)

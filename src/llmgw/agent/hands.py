@@ -12,11 +12,14 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, TypeVarTuple
 
+import trio
+
 from llmgw.agent.preflight import Preflight
 from llmgw.core.effects import Desire
 from llmgw.core.model import Model
-from llmgw.core.node import FabricFound, Node
+from llmgw.core.node import FabricFound, Node, NodeId
 from llmgw.core.replica import ShardId, ShardSpec
+from llmgw.core.weights import Cached, Fetch, Manifest, Source, Swarm
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import Command
 from llmgw.host.gpus import GpusFound
@@ -114,12 +117,69 @@ class State(Protocol):
         """Remove the oldest logs of engines that run no more."""
 
 
+class Use(Protocol):
+    """Holds a commit: while it is held nobody removes that, no other program on the same folder either."""
+
+    def close(self) -> None:
+        """Let go of it. Does not block."""
+
+
+class Depot(Protocol):
+    """Weights on this machine, and how more of them come (``depot.Depot``). What is not async blocks, unless it says
+    so; what a folder or a file can't do is EngineFailed."""
+
+    @property
+    def seed(self) -> str | None:
+        """Where others may take pieces now, as ``host:port``; None: nowhere. Does not block."""
+
+    async def serve(self, is_allowed: Callable[[NodeId, str], bool], *, task_status: trio.TaskStatus[None]) -> None:
+        """For ever: keep open what fetches need, and give pieces to others. Asked by node and key of a source who is
+        to have them. Before it has started nothing can be fetched."""
+
+    def note_swarms(self, swarms: Collection[Swarm]) -> None:
+        """These are the swarms that this node is in now. Does not block."""
+
+    async def fetch(
+        self, source: Source, *, swarm: Callable[[], Swarm | None], tell: Callable[[Fetch], None], newest: bool
+    ) -> Manifest:
+        """Have the source, and tell how that goes; ``newest``: as it is now, whatever there is of it already. What has
+        come stays when it is cancelled, and the next fetch goes on from there. Raises EngineFailed."""
+
+    def find(self, source: str) -> Manifest | None:
+        """The newest whole commit of this source that is here; nobody else is asked."""
+
+    async def list(self) -> tuple[Manifest, ...]:
+        """All that has been fetched and is whole."""
+
+    def list_unfinished(self) -> tuple[Cached, ...]:
+        """What is left of fetches that have not ended."""
+
+    def path_of(self, manifest: Manifest, *, as_file: bool) -> Path:
+        """What an engine is pointed at: the file (of several parts the first), or the folder of all of it."""
+
+    def use(self, manifest: Manifest) -> Use | None:
+        """Hold it; None when it was removed meanwhile."""
+
+    def remove(self, source: str, commit: str) -> int:
+        """Remove a commit, or what there is of it, and return how many bytes that has freed. Raises LlmgwError when it
+        is to stay: in use, being fetched, or nothing that llmgw has fetched."""
+
+    def is_shared(self) -> bool:
+        """Whether other machines write to what is fetched here as well."""
+
+    async def look_around(self) -> tuple[str, ...]:
+        """The models that people have put into this node's folders, as sources that name them."""
+
+
 class Hands(Protocol):
     """What an agent does to its machine and asks of it. What is not async blocks, unless it says so: it is called by
     ``run``."""
 
     @property
     def state(self) -> State: ...
+
+    @property
+    def depot(self) -> Depot: ...
 
     async def run(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         """Do what blocks while others go on. A cancellation comes before it or after it, never between."""
@@ -146,7 +206,8 @@ class Hands(Protocol):
         """Try the program; what is started for that carries the marker, and is gone after."""
 
     def check_sources(self, model: Model, engine: Engine) -> None:
-        """Raise EngineFailed when the engine can't be pointed at all that the model is made of."""
+        """Raise EngineFailed when the engine can't be pointed at all that the model is made of. What is to be fetched
+        is not looked for."""
 
     def choose_threads(self) -> int | None:
         """How many an engine is to have; None: it may count for itself."""

@@ -18,6 +18,7 @@ from llmgw.agent.programs import Programs
 from llmgw.agent.settings import AgentSettings, Pace
 from llmgw.agent.taken import Taken
 from llmgw.agent.telling import WORDS_CHARS, Telling
+from llmgw.agent.weights import Weights
 from llmgw.core.node import Gpu, Node
 from llmgw.core.replica import Endpoint, ShardReport, ShardSpec, ShardState
 from llmgw.engines.registry import Engine
@@ -44,6 +45,7 @@ class Tools:
     settings: AgentSettings
     hands: Hands
     programs: Programs
+    weights: Weights
     ports: Ports
     taken: Taken = field(default_factory=Taken)
     tell_node: Callable[[Node], None] = lambda node: None
@@ -198,6 +200,7 @@ class Held:
             log=str(path),
             marker=marker,
             serves=command.serves,
+            weights=self.tools.weights.find_used(self.spec.id),
         )
         try:
             state.write(record)

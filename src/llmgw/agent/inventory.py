@@ -92,8 +92,7 @@ class Inventory:
         """The node as it is now."""
         devices, settings = self._open(tools), tools.settings
         room = (await self._room.look(self._look_at_room)).value
-        folders = (settings.state, *settings.folders)
-        disks = (await self._disks.look(lambda: read_disks(folders))).value
+        disks = (await self._disks.look(lambda: read_disks(settings.folders))).value
         ours = await devices.find_ours()
         gpus = await devices.look_at_gpus(ours) if devices.looks_for_gpus else None
         memory = _count_memory(room, ours)

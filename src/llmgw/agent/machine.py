@@ -11,10 +11,12 @@ from typing import TypeVar, TypeVarTuple
 import trio
 
 from llmgw.agent import hands
+from llmgw.agent.depot import Depot, MakeGiving
 from llmgw.agent.held import Tools
 from llmgw.agent.inventory import Inventory
 from llmgw.agent.preflight import examine
 from llmgw.agent.programs import find_program, stamp_program
+from llmgw.agent.settings import AgentSettings
 from llmgw.agent.sources import check_sources
 from llmgw.core.node import FabricFound, Node
 from llmgw.engines.types import Command
@@ -33,12 +35,17 @@ Result = TypeVar("Result")
 
 
 class Machine:
-    """This machine, with this state folder (see ``hands.Hands``)."""
+    """This machine, with the folders of these settings (see ``hands.Hands``)."""
 
-    __slots__ = ("_inventory", "state")
+    __slots__ = ("_inventory", "depot", "state")
 
-    def __init__(self, state: Path, inventory: Inventory | None = None) -> None:
-        self.state = StateFolder(state)
+    def __init__(
+        self, settings: AgentSettings, inventory: Inventory | None = None, *, make_giving: MakeGiving | None = None
+    ) -> None:
+        """``make_giving``: what gives weights through the server. Raises LlmgwError where a setting of weights can't be
+        used."""
+        self.state = StateFolder(settings.state)
+        self.depot = Depot(settings.node_id, settings.weights, make_giving=make_giving)
         self._inventory = inventory or Inventory()
 
     check_sources = staticmethod(check_sources)

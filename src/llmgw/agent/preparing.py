@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from llmgw.agent.booked import check_rendezvous, find_fabric, find_gpus
 from llmgw.agent.held import Held, Tools
+from llmgw.core.model import Model
 from llmgw.core.replica import ShardSpec, ShardState
 from llmgw.engines.check import check_launch, launch_of
 from llmgw.engines.registry import Engine
@@ -40,6 +41,27 @@ async def _check(held: Held) -> Launch:
     """What of the launch holds for as long as its program and its definition are the same."""
     spec, engine, tools, hands = held.spec, held.engine(), held.tools, held.tools.hands
     await hands.run(hands.check_sources, spec.model, engine)
+    # Before the weights: nobody is to wait an hour for them and hear then that the program can't run.
+    program, version = await _try_program(held, engine)
+    model = await _obtain_weights(held, engine)
+    if model != spec.model:
+        # It may have been replaced in that hour.
+        program, version = await _try_program(held, engine)
+    return replace(
+        launch_of(model, spec.profile, program, version),
+        host=HOST,
+        port=0,
+        rank=spec.rank,
+        count=spec.count,
+        rendezvous=spec.rendezvous,
+        threads=await hands.run(hands.choose_threads),
+        cache=await hands.run(_make_cache, tools),
+    )
+
+
+async def _try_program(held: Held, engine: Engine) -> tuple[tuple[str, ...], Version | None]:
+    """What is run, and its version, once it was seen that it can run, and this profile fits it."""
+    spec, tools, hands = held.spec, held.tools, held.tools.hands
     program = await hands.run(hands.find_program, engine, tools.settings.binaries)
     if await tools.programs.find(engine, program) is None:
         held.telling.progress(f"{program[0]} is being checked")
@@ -49,15 +71,21 @@ async def _check(held: Held) -> Launch:
     if tried.broken is not None and not (spec.profile.env and tried.missing_libraries):
         raise EngineFailed(f"{program[0]} can't run {engine.info.title}: {tried.broken}", remedy=tried.remedy)
     _validate(spec, engine, tried.version)
+    return program, tried.version
+
+
+async def _obtain_weights(held: Held, engine: Engine) -> Model:
+    """The model with paths for sources, wherever they are fetched; one after the other."""
+
+    async def obtain(source: str) -> str:
+        return await held.tools.weights.obtain(source, engine, held.telling.fetch, by=held.spec.id)
+
+    model = held.spec.model
     return replace(
-        launch_of(spec.model, spec.profile, program, tried.version),
-        host=HOST,
-        port=0,
-        rank=spec.rank,
-        count=spec.count,
-        rendezvous=spec.rendezvous,
-        threads=await hands.run(hands.choose_threads),
-        cache=await hands.run(_make_cache, tools),
+        model,
+        source=await obtain(model.source),
+        mmproj=None if model.mmproj is None else await obtain(model.mmproj),
+        loras=tuple([replace(lora, source=await obtain(lora.source)) for lora in model.loras]),
     )
 
 

@@ -4,7 +4,7 @@ root
 ├─ watch_signals           SIGINT, SIGTERM, SIGQUIT, SIGHUP of a terminal: let requests end, then end; again: end now
 ├─ reactor                 the trunks' bytes
 ├─ dialer                  the control link and the trunks
-└─ node                    shards, inventory, the talk with the server
+└─ node                    shards, weights, inventory, the talk with the server
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ import logging
 import trio
 
 from llmgw import __version__
+from llmgw.agent.machine import Machine
 from llmgw.agent.places import Places
-from llmgw.agent.settings import AgentSettings
+from llmgw.agent.settings import AgentSettings, WeightsSettings
 from llmgw.agent.tree import serve_node
 from llmgw.config.agent import AgentConfig
 from llmgw.core.node import NodeId
@@ -27,6 +28,7 @@ from llmgw.host.limits import raise_file_limit
 from llmgw.host.signals import stop_signals
 from llmgw.link.dial import TlsServer
 from llmgw.link.dialer import Dialer
+from llmgw.link.giving import Giving
 from llmgw.reactor.loop import Reactor
 
 log = logging.getLogger(__name__)
@@ -55,12 +57,23 @@ async def _main(config: AgentConfig) -> None:
     settings = AgentSettings(
         node_id=NodeId(config.node),
         state=config.state,
+        weights=WeightsSettings(
+            cache=config.weights.cache,
+            model_dirs=config.model_dirs,
+            allow_hosts=config.weights.allow_hosts,
+            hub_token=config.weights.hub_token,
+            seed_listen=config.seed_listen,
+            tls=config.tls,
+            server=config.server,
+            download_rate=config.limits.download_rate,
+        ),
         engine_ports=config.engine_ports,
         binaries={name: each.bin for name, each in config.engines.items() if each.bin is not None},
         labels=config.labels,
         fabrics=config.fabrics,
         discovery=config.discovery,
     )
+    hands = Machine(settings, make_giving=lambda answer: Giving(server.open_give, answer))
     # (whoever read the configuration has told of those that are left out)
     engines = find_engines().engines
     async with trio.open_nursery() as root:
@@ -68,7 +81,7 @@ async def _main(config: AgentConfig) -> None:
         patience = trio.CancelScope()
         root.start_soon(_watch_signals, stopping, patience)
         await root.start(reactor.serve)
-        node = functools.partial(serve_node, dialer, engines=engines, settings=settings, places=places)
+        node = functools.partial(serve_node, dialer, engines=engines, settings=settings, hands=hands, places=places)
         await root.start(node)
         await root.start(dialer.serve)
         log.warning("node %s is up; its server is %s", config.node, config.server.url)

@@ -15,12 +15,14 @@ from llmgw.agent.held import Adopted, Held, Tools, is_proven
 from llmgw.agent.masking import Mask
 from llmgw.agent.preparing import prepare
 from llmgw.agent.pulse import REMEDY, Finding, Pulse, ask_for_life
+from llmgw.agent.sources import SourceMissing
 from llmgw.agent.telling import Telling, first_report
 from llmgw.core.replica import Load, ShardReport, ShardSpec, ShardState
 from llmgw.engines.types import Cause, CauseKind, Health, HealthState, Launch
 from llmgw.errors import EngineFailed
 from llmgw.host.http import REFUSED, Reply
 from llmgw.host.process import advise_exit, describe_exit, split_exit
+from llmgw.host.weights_errors import FetchFailed, Kind
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +37,19 @@ TOO_LATE = (
     "if its last lines show that it goes on, give the profile a longer startup_timeout; else look at what it waits for"
 )
 UNPROVEN = "its processes may not reach one another: look at its last lines, and at the network between its nodes"
+
+# What can't be fetched, as what it would be for an engine that fetches by itself.
+FETCH_KINDS = {
+    Kind.MISSING: CauseKind.WEIGHTS_MISSING,
+    Kind.NO_FILE: CauseKind.WEIGHTS_MISSING,
+    Kind.GATED: CauseKind.UNAUTHORISED,
+    Kind.UNAUTHORIZED: CauseKind.UNAUTHORISED,
+    Kind.TLS: CauseKind.OFFLINE,
+    Kind.DNS: CauseKind.OFFLINE,
+    Kind.UNREACHABLE: CauseKind.OFFLINE,
+    Kind.DISK: CauseKind.DISK,
+    Kind.CORRUPT: CauseKind.WEIGHTS_CORRUPT,
+}
 
 SILENT = "it printed nothing: run its program by hand on the node, and see what becomes of it"
 
@@ -93,6 +108,7 @@ async def run_shard(
         held.close()
         # Also when it is cancelled and its engine goes on: then all that could wait for these are cancelled with it.
         tools.taken.give_back(spec.id)
+        tools.weights.give_back(spec.id)
 
 
 async def _heed(stop: trio.Event, life: trio.CancelScope) -> None:
@@ -127,6 +143,10 @@ def _find_kind(error: EngineFailed) -> CauseKind | None:
             return CauseKind.GPU_IN_USE
         case RendezvousTaken():
             return CauseKind.PORT
+        case SourceMissing():
+            return CauseKind.WEIGHTS_MISSING
+        case FetchFailed():
+            return FETCH_KINDS.get(error.kind)
         case _:
             return None
 

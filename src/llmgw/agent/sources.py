@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import re
 import stat
 from pathlib import Path
 
 from llmgw.core.model import Model
+from llmgw.core.weights import Origin, Source, parse_source
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import SourceKind
 from llmgw.errors import EngineFailed
+from llmgw.host.weights_errors import show_url
 
-HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+
+class SourceMissing(EngineFailed):
+    """Nothing is at the path that a definition names."""
 
 
 def check_sources(model: Model, engine: Engine) -> None:
-    """Raise EngineFailed when the engine can't be pointed at all that the model is made of. Blocks."""
+    """Raise EngineFailed when the engine can't be pointed at all that the model is made of. What is to be fetched is
+    not looked for. Blocks."""
     check_source(model.source, engine)
     if model.mmproj is not None:
         check_source(model.mmproj, engine, what="mmproj")
@@ -23,20 +27,40 @@ def check_sources(model: Model, engine: Engine) -> None:
         check_source(lora.source, engine, what=f"source of the adapter {lora.name}:")
 
 
-def check_source(source: str, engine: Engine, *, what: str = "source") -> None:
+def check_source(text: str, engine: Engine, *, what: str = "source") -> None:
     """Raise EngineFailed when the engine can't be pointed at this source, with what to do about it."""
-    takes = engine.info.sources
-    path = Path(source)
-    # One below the folder that the agent was started in is nobody's meaning.
-    if not path.is_absolute():
-        if SourceKind.REPOSITORY in takes and HUB_NAME.fullmatch(source):
-            return
-        if "://" in source or not source.endswith(engine.info.file_suffixes or ("/",)):
+    takes, title, source = engine.info.sources, engine.info.title, parse_source(text)
+    named = f"{what} {show_url(text)}"
+    match source.origin:
+        case Origin.PATH:
+            _check_path(text, takes, title, what)
+        case Origin.UNKNOWN:
+            raise EngineFailed(f"{named}: {source.why}")
+        case Origin.REPOSITORY if SourceKind.REPOSITORY not in takes:
             raise EngineFailed(
-                f"{what} {source} is not fetched in this version: download it, and write the path of the file"
+                f"{named} is a repository, and {title} takes a file",
+                remedy=f"write hf:{source.repo}/FILE for one that llmgw fetches, or the path of the model's file",
             )
-        raise EngineFailed(f"{what} {source} is no whole path: write it from / on")
+        case Origin.HUB | Origin.URL if SourceKind.FILE not in takes and not source.is_pattern:
+            raise EngineFailed(
+                f"{named} is a file, and {title} takes a repository or a folder of one",
+                remedy=f"write {source.repo} for the engine to fetch, or hf:{source.repo}/* for llmgw to"
+                if source.repo
+                else "write org/repo for the engine to fetch, hf:org/repo/* for llmgw to, or the path of a folder",
+            )
+
+
+def is_file_wanted(source: Source, engine: Engine) -> bool:
+    """Whether an engine is pointed at the file that was fetched, rather than at the folder that it is in."""
+    takes = engine.info.sources
+    if SourceKind.FILE not in takes or SourceKind.REPOSITORY not in takes:
+        return SourceKind.FILE in takes
+    return not source.is_pattern or source.file.endswith(engine.info.file_suffixes)
+
+
+def _check_path(source: str, takes: frozenset[SourceKind], title: str, what: str) -> None:
     try:
+        path = Path(source)
         mode = path.stat().st_mode
         if not stat.S_ISREG(mode):
             if stat.S_ISDIR(mode) and SourceKind.REPOSITORY in takes:
@@ -44,18 +68,18 @@ def check_source(source: str, engine: Engine, *, what: str = "source") -> None:
             raise EngineFailed(f"{what} {source} is not a file: write the path of the model's file itself")
         with path.open("rb"):
             pass
+    except (FileNotFoundError, NotADirectoryError) as error:
+        raise SourceMissing(
+            f"{what} {source!r} can't be read: {error.strerror}",
+            remedy="put it there on this node, or mend the path in the model's definition",
+        ) from error
+    except PermissionError as error:
+        raise EngineFailed(
+            f"{what} {source!r} can't be read: {error.strerror}",
+            remedy="let the user that llmgw runs as read it, and enter each folder above it",
+        ) from error
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise EngineFailed(f"{what} {source!r} can't be read: {why}", remedy=_remedy(error)) from error
+        raise EngineFailed(f"{what} {source!r} can't be read: {why}") from error
     if SourceKind.FILE not in takes:
-        raise EngineFailed(f"{what} {source} is a file, and {engine.info.title} takes a repository or a folder of one")
-
-
-def _remedy(error: Exception) -> str | None:
-    match error:
-        case FileNotFoundError() | NotADirectoryError():
-            return "put it there on this node, or mend the path in the model's definition"
-        case PermissionError():
-            return "let the user that llmgw runs as read it, and enter each folder above it"
-        case _:
-            return None
+        raise EngineFailed(f"{what} {source} is a file, and {title} takes a repository or a folder of one")

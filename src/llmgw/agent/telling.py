@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from llmgw.agent.describing import describe_fetch
 from llmgw.core.replica import Endpoint, Load, Measured, ShardReport, ShardSpec, ShardState
+from llmgw.core.weights import Fetch
 
 WORDS_CHARS = 2000
 
@@ -42,9 +44,8 @@ class Telling:
         lines: tuple[str, ...] = (),
     ) -> None:
         """A step of the shard's life. What was said of the step before does not hold for this one."""
-        report = replace(
-            self.last, state=state, progress=None, cause=cause, kind=kind, remedy=remedy, lines=lines, load=Load()
-        )
+        said = replace(self.last, state=state, cause=cause, kind=kind, remedy=remedy, lines=lines)
+        report = replace(said, progress=None, fetch=None, load=Load())
         if state in (ShardState.STOPPING, ShardState.ENDED):
             report = replace(report, endpoint=None)
         self._tell(report)
@@ -64,6 +65,11 @@ class Telling:
     def progress(self, progress: str | None) -> None:
         """One line for a person who waits; None when there is nothing to say."""
         self._tell(replace(self.last, progress=progress))
+
+    def fetch(self, fetch: Fetch | None) -> None:
+        """The weights that it waits for; None when it waits for none any more."""
+        words = None if fetch is None else describe_fetch(fetch)
+        self._tell(replace(self.last, fetch=fetch, progress=words))
 
     def load(self, load: Load) -> None:
         """How busy the engine says it is."""

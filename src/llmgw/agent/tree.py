@@ -21,10 +21,12 @@ from llmgw.agent.settings import AgentSettings
 from llmgw.agent.shards import run_shard
 from llmgw.agent.telling import first_report
 from llmgw.agent.tether import Tether
+from llmgw.agent.weights import Weights
 from llmgw.core.effects import Desire
-from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
-from llmgw.core.node import Node
+from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged, WeightsReported
+from llmgw.core.node import Node, NodeId
 from llmgw.core.replica import ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.weights import NodeWeights, WeightsOrder
 from llmgw.engines.registry import Engine
 from llmgw.errors import LinkLost
 from llmgw.host.ports import Ports
@@ -37,6 +39,10 @@ class Link(Protocol):
 
     async def desired(self, after: int) -> Desire:
         """The desired set, once there is one whose revision is greater than ``after``."""
+
+    async def order(self, after: WeightsOrder | None) -> WeightsOrder:
+        """What the server says of weights, once that is something else than ``after`` (None at first); never
+        LinkLost."""
 
     async def report(self, event: Event) -> None:
         """Hand an event up."""
@@ -71,17 +77,18 @@ async def serve_node(
     Being cancelled leaves the engines running: to stop them, desire nothing and wait for their ENDED. Raises UsageError
     when another program works with the same state folder, or that can't be used.
     """
-    hands = hands or Machine(settings.state)
+    hands = hands or Machine(settings)
     with nullcontext() if held else hands.state.hold():
         await hands.run(hands.state.make)
         programs = Programs(hands, retry_seconds=settings.pace.recheck)
         ports = Ports(*settings.engine_ports, is_free=hands.is_free)
-        outbox = Outbox()
+        outbox = Outbox(settings.node_id)
         tools = Tools(
             engines=engines,
             settings=settings,
             hands=hands,
             programs=programs,
+            weights=Weights(hands),
             ports=ports,
             tell_node=outbox.put_node,
         )
@@ -89,6 +96,7 @@ async def serve_node(
         async with trio.open_nursery() as nursery:
             tether = Tether()
             shards = Shards(tools, outbox, nursery, places or Places(), tether)
+            await nursery.start(tools.weights.serve, nursery, outbox.put_weights, settings.pace.weights)
             shards.note_ended(found.ended)
             for adopted in found.running:
                 shards.begin(adopted.record.spec, adopted)
@@ -97,6 +105,7 @@ async def serve_node(
             nursery.start_soon(tether.watch, lambda: link.give_up_seconds, shards.end_groups)
             nursery.start_soon(_speak, link, tools, shards, outbox, found.ended)
             nursery.start_soon(_listen, link, tools, shards, outbox)
+            nursery.start_soon(_take_orders, link, tools)
             task_status.started()
             try:
                 await trio.sleep_forever()
@@ -230,9 +239,10 @@ class Outbox:
     """Events on their way up. A newer word on the same thing replaces the older one that has not left yet, so that it
     can't grow however long the link is gone."""
 
-    __slots__ = ("_applied", "_events", "_node", "_wake", "registered")
+    __slots__ = ("_applied", "_events", "_id", "_node", "_wake", "registered")
 
-    def __init__(self) -> None:
+    def __init__(self, node: NodeId) -> None:
+        self._id = node
         self._events: dict[object, Event] = {}
         self._node: Node | None = None
         self._applied: int | None = None
@@ -247,6 +257,10 @@ class Outbox:
         """What is new of the node."""
         self._node = node
         self._put("node", NodeReported(node=node, applied=self._applied))
+
+    def put_weights(self, weights: NodeWeights) -> None:
+        """What is new of its weights."""
+        self._put("weights", WeightsReported(node=self._id, weights=weights))
 
     def put_applied(self, revision: int | None) -> None:
         """The desired set of this revision is taken; None: whoever counted the revisions may have begun anew.
@@ -293,6 +307,10 @@ async def _speak(
             await link.report(NodeRegistered(node=node, running=(*shards.list_known(), *ended)))
             ended = ()
             outbox.registered.set()
+            # A server that has begun anew knows nothing of them.
+            weights = tools.weights.tell()
+            if weights is not None:
+                outbox.put_weights(weights)
             with shards.tether.holding():
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(outbox.send_all, link)
@@ -332,6 +350,18 @@ async def _listen(link: Link, tools: Tools, shards: Shards, outbox: Outbox) -> N
             shards.desire(desire)
             continue
         await trio.sleep(tools.settings.pace.link_retry)
+
+
+async def _take_orders(link: Link, tools: Tools) -> None:
+    """Take all that the server says of weights."""
+    order: WeightsOrder | None = None
+    while True:
+        try:
+            order = await link.order(order)
+            tools.weights.order(order)
+        except Exception:
+            log.exception("what the server says of weights can't be heard; trying again")
+            await trio.sleep(tools.settings.pace.link_retry)
 
 
 async def _remember(hands: Hands, desire: Desire) -> None:

@@ -71,6 +71,68 @@ class Shown:
             self._bar = self._task = None
 
 
+class Bars:
+    """The same of several things that move at once, each with its name and what it does.
+
+    ``terminal`` None: there is none, and each has a line when it does something else, and now and then one of how far
+    it is.
+    """
+
+    def __init__(self, terminal: TextIO | None = None, write_line: Callable[[str], None] = say) -> None:
+        self._terminal = terminal
+        self._write_line = write_line
+        self._bar: Bar | None = None
+        self._tasks: dict[str, TaskID] = {}
+        self._told: dict[str, tuple[str, int]] = {}
+
+    def __enter__(self) -> Bars:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def say(self, line: str) -> None:
+        """A line that is about none of them: above the bars."""
+        if self._bar is not None:
+            self._bar.console.print(line, markup=False, highlight=False)
+        else:
+            self._write_line(line)
+
+    def show(self, name: str, done_bytes: int, total_bytes: int | None, words: str) -> None:
+        """How far this one is, and what it does; ``total_bytes`` None: nobody knows of what."""
+        if self._terminal is not None:
+            bar = self._open(self._terminal)
+            if name not in self._tasks:
+                self._tasks[name] = bar.add_task(name, total=None, words="")
+            bar.update(self._tasks[name], completed=done_bytes, total=total_bytes, words=words)
+            return
+        # (what follows a comma are figures that always move)
+        doing, percent = words.partition(",")[0].rstrip(" 0123456789%"), 100 * done_bytes // (total_bytes or 1)
+        before = self._told.get(name)
+        if before is None or before[0] != doing or (total_bytes and percent >= before[1] + STEP_PERCENT):
+            self._told[name] = doing, percent
+            self._write_line(f"{name}: {words}")
+
+    def close(self) -> None:
+        """Leave them as they are."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _open(self, terminal: TextIO) -> Bar:
+        if self._bar is None:
+            from rich.console import Console
+            from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
+
+            name = TextColumn("{task.description}", markup=False)
+            words = TextColumn("{task.fields[words]}", markup=False)
+            self._bar = Progress(name, BarColumn(), DownloadColumn(), words, console=Console(file=terminal))
+            self._bar.start()
+        return self._bar
+
+
 def terminal() -> TextIO | None:
     """Standard error where it is a terminal."""
     return sys.stderr if sys.stderr.isatty() else None

@@ -11,7 +11,8 @@ Decisions      placement (where: filters say why not here, costs how dear it is,
                shown of memory and time), rolling (which definition is launched), routing (which ready replica serves),
                breaker (which one is passed over for a moment), brake (whether so many lost nodes can be believed),
                sharing (which nodes take weights from one another), pieces (which piece is taken from whom next)
-Files          gguf, safetensors and headers (what the first bytes of weights tell), sizing (how much memory a model takes)
+Files          gguf, safetensors and headers (what the first bytes of weights tell), attention and sizing (how much
+               memory a model takes)
 The machine    fleet: ``Fleet.handle(event, now) -> effects``, the only writer of what is desired. Its rooms all work on
                one state: arrivals (nodes that come, report and go) and adoption (what they run already), orders (what
                people want), lives (what becomes of an epoch) and leaving (how one goes), planning (what a model lacks),

@@ -124,7 +124,7 @@ def take_report(state: State, node: Node, applied: int | None, now: float) -> No
 
 def take_weights(state: State, node: NodeId, weights: NodeWeights, now: float) -> None:
     """What a node has on its disks: where it has more, there may be room for those that wait."""
-    sources = frozenset(each.source for each in weights.cached).union(weights.seen)
+    sources = frozenset(each.source for each in weights.whole).union(weights.seen)
     if state.roster.note_stored(node, sources):
         _look_again(state, now)
 

@@ -248,4 +248,5 @@ def _find_begin(life: Life, launched_at: float, now: float) -> float:
     if fetch is not None:
         return now + (LONGEST_RETRY_AFTER_SECONDS if fetch.left_seconds is None else fetch.left_seconds)
     # (what came before may have been hours of fetching)
-    return life.replica.since if life.replica.state is ShardState.LOADING else launched_at
+    began = (ShardState.LAUNCHING, ShardState.LOADING)
+    return life.replica.since if life.replica.state in began else launched_at

@@ -22,6 +22,11 @@ LEAST_PIECE_BYTES = 1024 * 1024
 MOST_PIECE_BYTES = 16 * 1024 * 1024
 MOST_PIECES = 2048
 KEY_CHARS = 32
+# In place of a member's address: it is taken from through the server, which is told by a header whom to ask, and tells
+# that one by another for whom it asks.
+RELAY = "relay"
+RELAY_FROM = "x-llmgw-from"
+RELAY_NODE = "x-llmgw-node"
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}")
@@ -246,13 +251,16 @@ class Fetch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cached:
-    """One verified commit of a source on a node. ``in_use``: a shard there runs by it, or is about to."""
+    """One verified commit of a source on a node. ``in_use``: a shard there runs by it, or is about to. ``whole`` False:
+    it is what is left of a fetch that has not ended, and is resumed by the next one; ``fetched_at`` is when something
+    came last."""
 
     source: str
     commit: str
     size_bytes: int
     fetched_at: float
     in_use: bool = False
+    whole: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -278,11 +286,16 @@ class NodeWeights:
     shared: bool = False
     collected: Collected | None = None
 
+    @property
+    def whole(self) -> tuple[Cached, ...]:
+        """What of it can be run by, and given to others."""
+        return tuple(each for each in self.cached if each.whole)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Member:
-    """A node that has a commit, or is fetching it. ``seed``: where pieces can be taken from it, None: nowhere.
-    ``whole``: it has all of it."""
+    """A node that has a commit, or is fetching it. ``seed``: where pieces can be taken from it, RELAY: through the
+    server, None: nowhere. ``whole``: it has all of it."""
 
     node: NodeId
     seed: str | None = None
@@ -327,15 +340,17 @@ class WeightsOrder:
 
 
 def find_wanted(catalog: Iterable[str], cached: Iterable[Cached]) -> frozenset[tuple[str, str]]:
-    """What of these has to stay, by source and commit: the newest of each source that the catalog names, and what a
-    shard uses."""
+    """What of these has to stay, by source and commit: the newest of each source that the catalog names, what of such a
+    source can be resumed, and what a shard uses."""
     named = frozenset(catalog)
     newest: dict[str, Cached] = {}
     kept = set()
     for each in cached:
         if each.in_use:
             kept.add((each.source, each.commit))
-        if each.source in named:
+        if each.source in named and not each.whole:
+            kept.add((each.source, each.commit))
+        elif each.source in named:
             known = newest.get(each.source)
             if known is None or (known.fetched_at, known.commit) < (each.fetched_at, each.commit):
                 newest[each.source] = each

@@ -55,6 +55,17 @@ def read_disks(folders: Iterable[Path], mounts: Path = MOUNTS) -> tuple[Disk, ..
     return tuple(disks.values())
 
 
+def is_shared(folder: Path, mounts: Path = MOUNTS) -> bool:
+    """Whether other machines write to the filesystem of this folder as well; it is not touched where that is so."""
+    shared = _find_shared(mounts)
+    if shared.above(folder):
+        return True
+    try:
+        return os.stat(_find_existing(folder)).st_dev in shared.devices
+    except OSError:
+        return False
+
+
 class _Mounts:
     """Which mount points there are, those of shared filesystems, and their devices."""
 

@@ -35,7 +35,8 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class ShardRecord:
     """One started engine. ``pid``, ``start_time`` (clock ticks since boot) and ``boot_id`` together name a process
     for all time; ``argv_hash`` tells which command line it was started with. ``serves``: it answers HTTP. ``proven``:
-    it has answered a request for one token, where its health alone does not tell."""
+    it has answered a request for one token, where its health alone does not tell. ``weights``: what it runs by of all
+    that llmgw has fetched, as pairs of source and commit."""
 
     spec: ShardSpec
     pid: int
@@ -47,6 +48,7 @@ class ShardRecord:
     marker: str
     serves: bool = True
     proven: bool = False
+    weights: tuple[tuple[str, str], ...] = ()
 
 
 class StateTaken(UsageError):  # noqa: N818 - named by what happens next, like all of them

@@ -22,7 +22,7 @@ from llmgw.errors import LinkLost
 from llmgw.link.agent_trunk import AgentTrunk
 from llmgw.link.control import Control, Tap, ask_upgrade
 from llmgw.link.explain import check_own, explain_dial, is_wrong_name, list_names, name_address
-from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, ClientContexts, client_contexts, hand_over
+from llmgw.link.tls import CONTROL_ALPN, GIVE_ALPN, TRUNK_ALPN, ClientContexts, client_contexts, hand_over
 from llmgw.link.words import clean
 from llmgw.reactor.credentials import Credentials
 from llmgw.reactor.loop import Reactor
@@ -106,16 +106,27 @@ class Way:
 async def dial_control(way: Way) -> TlsStream:
     """A connection for the control link, its handshake done. Raises DialFailed."""
     stream = await _dial(way, way.contexts.control, CONTROL_ALPN)
-    tcp = stream.transport_stream
-    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in LOST_NETWORK.items():
-        tcp.setsockopt(socket.IPPROTO_TCP, option, value)
+    _notice_loss(stream)
     return stream
 
 
 async def dial_trunk(way: Way) -> TlsStream:
     """A connection for a trunk, its handshake done. Raises DialFailed."""
     return await _dial(way, way.contexts.trunk, TRUNK_ALPN)
+
+
+async def dial_give(way: Way) -> TlsStream:
+    """A connection over which the server asks this node for weights, its handshake done. Raises DialFailed."""
+    stream = await _dial(way, way.contexts.give, GIVE_ALPN)
+    _notice_loss(stream)
+    return stream
+
+
+def _notice_loss(stream: TlsStream) -> None:
+    tcp = stream.transport_stream
+    tcp.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in LOST_NETWORK.items():
+        tcp.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 async def _dial(way: Way, context: ssl.SSLContext, alpn: str) -> TlsStream:
@@ -241,6 +252,10 @@ class TlsServer:
             raise DialFailed(f"the trunk to {way.name} can't be taken over: {error.strerror}") from error
         trunk.attach(transport)
         return trunk
+
+    async def open_give(self) -> TlsStream:
+        """A connection over which the server asks for weights. Raises DialFailed."""
+        return await dial_give(self._way())
 
     def explain(self, errors: tuple[Exception, ...]) -> Exception:
         """A rejection is the reason, and the rest came of it; an answer to a ping while the link is closed is none."""

@@ -1,4 +1,4 @@
-"""The port that agents dial: proves who they are, tells control links from trunks, and hands each on.
+"""The port that agents dial: proves who they are, tells control links, trunks and weights apart, and hands each on.
 
 Whatever comes in may be anything: each connection lives under a guard of its own, which logs why it ended, and nothing
 of it leaves.
@@ -26,8 +26,9 @@ from llmgw.link.handshake import Arrival, Floor, Rejection, Unwelcome, check_cla
 from llmgw.link.pending import Pending, Visit
 from llmgw.link.presence import LinkView, Presence
 from llmgw.link.refusals import Refusals
+from llmgw.link.relay import Relay
 from llmgw.link.revoked import Revoked
-from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, QuietTls, hand_over
+from llmgw.link.tls import CONTROL_ALPN, GIVE_ALPN, TAKE_ALPN, TRUNK_ALPN, QuietTls, hand_over
 from llmgw.link.trunk import Trunks
 from llmgw.link.words import clean
 from llmgw.reactor.credentials import Credentials
@@ -59,8 +60,10 @@ class AgentPort:
         replace_after_seconds: float | None,
         pace: Pace,
         counters: Counters,
+        relay: Relay | None = None,
     ) -> None:
         self._credentials = credentials
+        self._relay = relay
         self._revoked = revoked
         self._trunks = trunks
         self._reactor = reactor
@@ -97,8 +100,10 @@ class AgentPort:
         self.presence.set_replace_after(seconds)
 
     def let_go(self, node: NodeId, reason: str) -> None:
-        """End the node's link, if it has one."""
+        """End the node's link, if it has one, and what it gives and takes."""
         self.presence.let_go(node, reason)
+        if self._relay is not None:
+            self._relay.let_go(node, reason)
 
     def goaway(self, reason: str) -> None:
         """The server stops: tell every agent, and every one that still comes. What is open stays open."""
@@ -146,6 +151,8 @@ class AgentPort:
 
     def _cut_revoked(self) -> None:
         self.presence.cut_revoked(self._revoked.explain)
+        if self._relay is not None:
+            self._relay.cut_revoked(self._revoked.explain)
         for node, serials in self._trunk_serials.items():
             problem = next(filter(None, (self._revoked.explain(node, serial) for serial in serials)), None)
             if problem is not None:
@@ -199,6 +206,8 @@ class AgentPort:
             self._take_trunk(arrival)
         elif arrival.protocol == CONTROL_ALPN:
             await self._count_link(arrival, visit, deadline)
+        elif self._relay is not None and arrival.protocol in (GIVE_ALPN, TAKE_ALPN):
+            await self._serve_relay(self._relay, arrival, visit)
         else:
             raise Unwelcome(f"node {arrival.node}: it asks for neither {CONTROL_ALPN} nor {TRUNK_ALPN} (by ALPN)")
 
@@ -216,6 +225,14 @@ class AgentPort:
         except OSError as error:
             raise Unwelcome(f"node {node}: no room for its trunk here: {error.strerror}") from error
         self._trunk_serials.setdefault(node, set()).add(serial)
+
+    async def _serve_relay(self, relay: Relay, arrival: Arrival, visit: Visit) -> None:
+        problem = self._stopping or self._revoked.explain(arrival.node, arrival.serial)
+        if problem is not None:
+            raise Unwelcome(problem)
+        self._pending.free(visit)
+        serve = relay.serve_give if arrival.protocol == GIVE_ALPN else relay.serve_take
+        await serve(arrival)
 
     async def _count_link(self, arrival: Arrival, visit: Visit, deadline: float) -> None:
         self._open[arrival.node] += 1
@@ -287,12 +304,13 @@ async def serve_agents(
     replace_after_seconds: float | None = None,
     pace: Pace | None = None,
     counters: Counters | None = None,
+    relay: Relay | None = None,
     task_status: trio.TaskStatus[AgentPort] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     """Serve agents on ``listening``, for ever; started with the port that can be asked.
 
     Being cancelled cuts every link; whoever stops says so before, by ``goaway``. Raises UsageError when ``revoked``
-    can't be read. ``reactor`` moves the trunks' bytes.
+    can't be read. ``reactor`` moves the trunks' bytes. ``relay`` hands weights on; None: nobody does.
     """
     port = AgentPort(
         agents,
@@ -304,6 +322,7 @@ async def serve_agents(
         replace_after_seconds=replace_after_seconds,
         pace=pace or Pace(),
         counters=counters or Counters(),
+        relay=relay,
     )
     listener = trio.SocketListener(trio.socket.from_stdlib_socket(listening))
     async with listener, trio.open_nursery() as nursery:

@@ -18,17 +18,21 @@ from llmgw.reactor.transports import Receiver, Tls
 
 CONTROL_ALPN = "llmgw-control/1"
 TRUNK_ALPN = "llmgw-trunk/1"
+# Weights through the server: over the one it asks a node for them, over the other a node asks it, by plain HTTP.
+GIVE_ALPN = "llmgw-give/1"
+TAKE_ALPN = "http/1.1"
 
 # As much as a TLS record holds.
 RECORD_BYTES = 16384
 
 
-def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """For the agents' port: both protocols, and no peer without a certificate of the authority."""
+def server_context(files: TlsFiles, *, relays: bool = False) -> ssl.SSLContext:
+    """For the agents' port: its protocols, those of weights where it ``relays`` them, and no peer without a certificate
+    of the authority."""
     context = load_files(Context(ssl.PROTOCOL_TLS_SERVER), files)
     context.verify_mode = ssl.CERT_REQUIRED
     context.num_tickets = 0
-    context.set_alpn_protocols([CONTROL_ALPN, TRUNK_ALPN])
+    context.set_alpn_protocols([CONTROL_ALPN, TRUNK_ALPN, *([GIVE_ALPN, TAKE_ALPN] if relays else [])])
     return context
 
 
@@ -41,6 +45,7 @@ class ClientContexts:
 
     control: ssl.SSLContext
     trunk: ssl.SSLContext
+    give: ssl.SSLContext
     look: ssl.SSLContext
 
 
@@ -49,6 +54,7 @@ def client_contexts(files: TlsFiles) -> ClientContexts:
     return ClientContexts(
         control=_client_context(files, CONTROL_ALPN),
         trunk=_client_context(files, TRUNK_ALPN),
+        give=_client_context(files, GIVE_ALPN),
         look=_client_context(files, CONTROL_ALPN, check_name=False),
     )
 

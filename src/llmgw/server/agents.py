@@ -14,9 +14,11 @@ import trio
 from llmgw.core.effects import Desire
 from llmgw.core.events import Event, NodeLost, NodeRegistered, NodeReported, NodeSilent
 from llmgw.core.node import Node, NodeId
+from llmgw.core.weights import WeightsOrder
 from llmgw.counters import Counters
 from llmgw.errors import LlmgwError
 from llmgw.server.scheduler import Scheduler
+from llmgw.server.weights import Weights
 from llmgw.units import printable
 
 log = logging.getLogger(__name__)
@@ -50,11 +52,13 @@ class FleetAgents:
         scheduler: Scheduler,
         nodes: NodeStore,
         *,
+        weights: Weights,
         counters: Counters,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._scheduler = scheduler
         self._nodes = nodes
+        self._weights = weights
         self._wall = wall
         self._seen_at: dict[NodeId, float] = {}
         self._down: dict[NodeId, Mapping[str, str]] = {}
@@ -76,6 +80,10 @@ class FleetAgents:
         called."""
         return self._scheduler.follow(node, tell)
 
+    def follow_orders(self, node: NodeId, tell: Callable[[WeightsOrder], None]) -> Callable[[], None]:
+        """The same for what the node is told of weights."""
+        return self._weights.follow(node, tell)
+
     def forget(self, node: NodeId) -> None:
         """It was removed: nothing of it is remembered before it registers again."""
         self._seen_at.pop(node, None)
@@ -83,6 +91,7 @@ class FleetAgents:
         self._back_at.pop(node, None)
         self._clocks.pop(node, None)
         self.skews.pop(node, None)
+        self._weights.forget(node)
 
     async def report(self, event: Event) -> None:
         """Take an event; waits while the fleet is behind, and with a registration until that has been taken: what the
@@ -92,6 +101,7 @@ class FleetAgents:
             await self._scheduler.settle(event)
         else:
             await self._scheduler.post(event)
+        self._weights.heed(event)
         match event:
             case NodeRegistered(node=node):
                 self._registered.bump(node.id)

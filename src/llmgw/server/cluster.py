@@ -22,8 +22,9 @@ from llmgw.door.upstream import Dialer, Upstream, dial
 from llmgw.link.agentlink import Agents
 from llmgw.link.listener import AgentPort, serve_agents
 from llmgw.link.presence import LinkView
-from llmgw.link.tls import Credentials
+from llmgw.link.relay import Relay
 from llmgw.link.trunk import Trunks
+from llmgw.reactor.credentials import Credentials
 from llmgw.reactor.loop import Reactor
 from llmgw.reactor.transports import Transport
 
@@ -41,6 +42,8 @@ class Cluster:
     counters: Counters
     # called when a node can be reached that could not
     stir: Callable[[], None]
+    # what hands weights on between nodes; None: nobody does
+    relay: Relay | None = None
     trunks: Trunks | None = None
     port: AgentPort | None = None
 
@@ -58,6 +61,7 @@ class Cluster:
             lease_seconds=self.lease_seconds,
             replace_after_seconds=self.replace_after_seconds,
             counters=self.counters,
+            relay=self.relay,
         )
         self.port = await edge.start(agents)
         return dial_by(trunks)

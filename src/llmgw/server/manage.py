@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import trio
@@ -11,6 +11,7 @@ import trio
 from llmgw import __version__
 from llmgw.admin.views import (
     AddedModel,
+    CollectedView,
     Concern,
     DecisionView,
     EnginesView,
@@ -23,8 +24,11 @@ from llmgw.admin.views import (
     ModelDetail,
     ModelView,
     NodeMarks,
+    NodeState,
     NodeView,
     Origin,
+    PlanView,
+    PullView,
     Reloaded,
     Removed,
     RemovedNode,
@@ -34,12 +38,14 @@ from llmgw.admin.views import (
     Stopped,
     StoreView,
     ToolsChecked,
+    WeightsView,
 )
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import ReplicaId
+from llmgw.core.sizing import Needs
 from llmgw.engines.registry import Found
 from llmgw.server.chronicle import Happened
 from llmgw.server.defining import Defining
@@ -66,8 +72,11 @@ from llmgw.server.looking import (
 )
 from llmgw.server.machines import KeptNode, LinkFacts, sum_classes, sum_fabrics, view_brake, view_nodes
 from llmgw.server.marking import Marking
+from llmgw.server.planning_ahead import find_engines, plan_ahead
 from llmgw.server.returning import Returning
 from llmgw.server.scheduler import Scheduler
+from llmgw.server.stock import Stock, find_stalls, sum_fetching, sum_holdings, view_weights
+from llmgw.server.supplying import Supplying
 
 # Of one question for events: whoever follows asks again.
 MAX_WAIT_SECONDS = 60.0
@@ -89,9 +98,13 @@ class _Moment:
     shadowed: tuple[Concern, ...]
     failures: Mapping[str, str]
     store: StoreView
+    stock: Stock
 
     def view_nodes(self, *, gpus: bool = True) -> tuple[NodeView, ...]:
         return view_nodes(self.fleet, self.links, kept=self.kept, skews=self.skews, wall=self.wall, gpus=gpus)
+
+    def judge_nodes(self) -> Mapping[NodeId, NodeState]:
+        return {NodeId(node.node): node.state for node in self.view_nodes(gpus=False)}
 
     def view_models(self) -> tuple[ModelView, ...]:
         away = away_nodes(self.fleet, self.links)
@@ -105,7 +118,8 @@ class _Moment:
 
     def sum_up(self) -> StatusView:
         fleet, nodes, models = self.fleet, self.view_nodes(gpus=False), self.view_models()
-        machines = {each.node.id: each for each in fleet.nodes}
+        machines, known = {each.node.id: each for each in fleet.nodes}, self.stock.known
+        away = frozenset(NodeId(node.node) for node in nodes if node.state is not NodeState.READY)
         return StatusView(
             version=__version__,
             up_seconds=self.up_seconds,
@@ -119,7 +133,14 @@ class _Moment:
             store=self.store,
             held_up=self.held_up,
             brake=view_brake(fleet, self.now),
-            concerns=(*find_concerns(nodes, machines, models), *self.shadowed, *concerns_of_store(self.store)),
+            concerns=(
+                *find_concerns(nodes, machines, models),
+                *find_stalls(known, away),
+                *self.shadowed,
+                *concerns_of_store(self.store),
+            ),
+            holdings=sum_holdings(fleet),
+            fetching=sum_fetching(known, away),
         )
 
 
@@ -136,6 +157,7 @@ class Manage:
         holding: Holding,
         returning: Returning,
         learning: Learning,
+        supplying: Supplying,
         skews: Mapping[NodeId, float],
         describe_store: Callable[[], StoreView],
         check_tools: Callable[[Model, str | None], Awaitable[ToolsChecked]],
@@ -152,6 +174,7 @@ class Manage:
         self._holding = holding
         self._returning = returning
         self._learning = learning
+        self._supplying = supplying
         self._skews = skews
         self._describe_store = describe_store
         self._check_tools = check_tools
@@ -190,7 +213,19 @@ class Manage:
             shadowed=tuple(self._defining.shadowed()),
             failures=self._defining.failures(),
             store=self._describe_store(),
+            stock=self._supplying.look(),
         )
+
+    async def weights(self) -> WeightsView:
+        moment = self._take_moment()
+        models = [each.model for each in moment.fleet.models]
+        return await trio.to_thread.run_sync(lambda: view_weights(moment.stock, models, moment.judge_nodes()))
+
+    async def pull(self, number: int) -> PullView:
+        return self._supplying.find_pull(number, states=await self._judge_nodes())
+
+    async def _judge_nodes(self) -> Mapping[NodeId, NodeState]:
+        return await trio.to_thread.run_sync(self._take_moment().judge_nodes)
 
     def replicas(self, model: str | None) -> tuple[ReplicaView, ...]:
         found = view_replicas(self._scheduler.fleet.statistics(), self._clock(), self._in_flight())
@@ -244,6 +279,14 @@ class Manage:
         filled = {model.name: self._scheduler.fleet.filled(model) for model in models}
         return await trio.to_thread.run_sync(
             lambda: explain_written(models, fleet, now, filled=filled, away=away, held_up=held_up)
+        )
+
+    async def plan(self, needs: Needs) -> PlanView:
+        now, engines = self._clock(), find_engines(needs.format, self._plugins.engines)
+        picture, held_up = self._scheduler.fleet.statistics(now), self._scheduler.fleet.held_up(now)
+        away = find_away(picture, self._marking.seen())
+        return await trio.to_thread.run_sync(
+            lambda: plan_ahead(needs, engines, picture, now, away=away, held_up=held_up)
         )
 
     def decisions(self) -> tuple[DecisionView, ...]:
@@ -320,6 +363,12 @@ class Manage:
 
     async def forget_facts(self, name: str) -> FactsView:
         return await self._learning.forget(name)
+
+    async def pull_weights(self, source: str, nodes: Sequence[str]) -> PullView:
+        return await self._supplying.pull(source, nodes, states=await self._judge_nodes())
+
+    async def collect_weights(self) -> CollectedView:
+        return await self._supplying.collect(states=await self._judge_nodes())
 
     async def reload(self) -> Reloaded:
         return await self._defining.reload()

@@ -2,6 +2,7 @@
 
 root
 ├─ watch_signals           SIGINT, SIGTERM, SIGQUIT: drain, then end; again: end now; SIGHUP: read server.yaml again
+├─ weights                 what nodes are told of each other's weights
 ├─ server half             scheduler, door, pages, agents' port
 └─ operators' port         what llmgw ctl asks
 """
@@ -25,7 +26,7 @@ from llmgw.admin.views import StoreView
 from llmgw.config.addresses import show_listen
 from llmgw.config.changes import changed, take_changes
 from llmgw.config.load_server import LoadedServer, load_server
-from llmgw.config.server import Listen, ServerConfig
+from llmgw.config.server import Listen, Seeding, ServerConfig
 from llmgw.core.events import FactsKnown, NodesExpected, RulesChanged
 from llmgw.door.listener import bind
 from llmgw.engines.registry import Engine, find_engines
@@ -33,7 +34,9 @@ from llmgw.errors import LlmgwError, only_ours
 from llmgw.host.limits import raise_file_limit
 from llmgw.host.output import write_err
 from llmgw.host.signals import stop_signals_of_a_server
-from llmgw.link.tls import Credentials, server_context
+from llmgw.link.relay import Relay
+from llmgw.link.tls import server_context
+from llmgw.reactor.credentials import Credentials
 from llmgw.server.agents import FleetAgents
 from llmgw.server.cluster import Cluster
 from llmgw.server.defining import Defining, Reread
@@ -46,8 +49,10 @@ from llmgw.server.marking import Marking
 from llmgw.server.pages import serve_pages
 from llmgw.server.returning import Returning
 from llmgw.server.scheduler import Scheduler
+from llmgw.server.supplying import Supplying
 from llmgw.server.tools import ToolChecks
 from llmgw.server.tree import PAGES_DRAIN_SECONDS, ServerHalf, serve_server
+from llmgw.server.weights import Weights
 from llmgw.store import KIND as STORE_KIND
 from llmgw.store import Store, open_store
 from llmgw.store.facts import Facts
@@ -104,7 +109,8 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
     config, plugins = loaded.config, find_engines()
     # (whoever read the configuration has told of those that are left out)
     engines = dict(plugins.engines)
-    credentials = Credentials(config.agent_tls, server_context)
+    relays = config.seeding is Seeding.RELAY
+    credentials = Credentials(config.agent_tls, functools.partial(server_context, relays=relays))
     revoked = config.agent_tls.revoked
     if revoked is not None and not revoked.exists():
         log.warning("agent_tls.revoked: %s is not there, and nobody is revoked until it is", revoked)
@@ -116,7 +122,9 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             created=int(time.time()),
             write_log=write_err,
         )
-        agents = FleetAgents(half.scheduler, store.nodes, counters=half.counters)
+        seeds = config.seeding is not Seeding.OFF
+        weights = Weights(half.scheduler, counters=half.counters, seeds=seeds, relays=relays)
+        agents = FleetAgents(half.scheduler, store.nodes, weights=weights, counters=half.counters)
         cluster = Cluster(
             agents=agents,
             agents_at=sockets.agents,
@@ -126,6 +134,9 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             replace_after_seconds=config.fleet.replace_after,
             counters=half.counters,
             stir=half.scheduler.stir,
+            relay=(
+                Relay(weights.may_take, bytes_per_second=config.relay_rate, counters=half.counters) if relays else None
+            ),
         )
         half.cluster = cluster
         reread = Rereading(half=half, cluster=cluster, path=path, engines=engines, config=config)
@@ -160,6 +171,7 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             holding=holding,
             returning=returning,
             learning=Learning(half.scheduler, store.facts, defining=defining),
+            supplying=Supplying(half.scheduler, weights),
             skews=agents.skews,
             describe_store=functools.partial(_describe_store, store),
             check_tools=tools.check,
@@ -171,6 +183,7 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             stopping = trio.Event()
             root.start_soon(_watch_signals, stopping, half)
             root.start_soon(_watch_reload, manage)
+            root.start_soon(weights.serve)
             await root.start(serve_server, half)
             operators = functools.partial(
                 serve_pages,

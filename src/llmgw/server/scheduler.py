@@ -172,7 +172,7 @@ class Scheduler:
                         self._wake_at = at
                         self._set_alarm()
                 case Announce():
-                    self._announce(effect)
+                    self.announce(effect)
                 case Drain(replica=replica, epoch=epoch, number=number):
                     if self._drain is not None:
                         self._drain(replica, epoch, number)
@@ -192,7 +192,8 @@ class Scheduler:
                 # its link may be lost for this; every other node's must not be
                 log.exception("node %s can't be told what to run", desire.node)
 
-    def _announce(self, announced: Announce) -> None:
+    def announce(self, announced: Announce) -> None:
+        """Log, count and keep what has happened, and let whoever waits for a change look again."""
         level = logging.WARNING if announced.warning else logging.INFO
         # an agent's words, and an engine's, are in it
         text = "\n    ".join(map(printable, (announced.text, *announced.lines[-SHOWN_LINES:])))

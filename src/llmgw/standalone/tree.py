@@ -3,7 +3,7 @@
 root
 ├─ watch_signals           first: stop in good order; second: drain no longer
 ├─ server half             scheduler, door, pages
-└─ agent half              shards, inventory
+└─ agent half              shards, weights, inventory
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 import trio
 
-from llmgw.agent.settings import AgentSettings
+from llmgw.agent.settings import AgentSettings, WeightsSettings
 from llmgw.agent.tree import serve_node
 from llmgw.config.node import NodeConfig
 from llmgw.core.effects import Desire
@@ -27,6 +27,7 @@ from llmgw.core.model import Model
 from llmgw.core.node import NodeId
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import ShardState
+from llmgw.core.weights import WeightsOrder
 from llmgw.door.listener import bind
 from llmgw.engines.registry import find_engines
 from llmgw.errors import EngineFailed, LlmgwError, only_ours
@@ -56,6 +57,11 @@ class MemoryLink:
 
     async def desired(self, after: int) -> Desire:
         return await self.scheduler.desired(self.node, after)
+
+    async def order(self, after: WeightsOrder | None) -> WeightsOrder:
+        """It is the only node: nobody has weights that it could take."""
+        await trio.sleep_forever()
+        raise AssertionError
 
     async def report(self, event: Event) -> None:
         await self.scheduler.post(event)
@@ -121,8 +127,13 @@ async def _main(
         state=held.folder,
         engine_ports=config.engine_ports,
         binaries={name: each.bin for name, each in config.engines.items() if each.bin is not None},
+        weights=WeightsSettings(
+            cache=weights_cache(config),
+            allow_hosts=config.weights.allow_hosts,
+            hub_token=config.weights.hub_token,
+            download_rate=config.limits.download_rate,
+        ),
         stop_on_exit=True,
-        folders=(weights_cache(config),),
     )
     async with trio.open_nursery() as root:
         stopping = trio.Event()

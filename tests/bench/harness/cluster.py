@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterable, Iterator
@@ -84,23 +85,36 @@ def run_cluster_server(site: Site, place: Place, models: list[dict[str, object]]
 
 
 @contextmanager
+def run_agent(
+    site: Site, place: Place, node: str, *, cpus: Iterable[int], **more: object
+) -> Iterator[subprocess.Popen[bytes]]:
+    """`llmgw agent` of a node that ``place`` has a certificate for, while it runs. ``more``: keys of its agent.yaml."""
+    folder = place.folder
+    configuration = {
+        "node": node,
+        "server": f"https://{HOST}:{place.agents}",
+        "tls": describe_identity(folder, node),
+        "state": str(folder / f"state-{node}"),
+        "trunks": TRUNKS,
+        "engines": describe_engines(site),
+        **more,
+    }
+    argv = [str(site.llmgw), "agent", "--config", str(write_yaml(folder / f"agent-{node}.yaml", configuration))]
+    with started(argv, log=log_of_agent(place, node), cpus=cpus, env=make_environment(folder)) as agent:
+        yield agent
+
+
+def log_of_agent(place: Place, node: str) -> Path:
+    return place.folder / f"agent-{node}.log"
+
+
+@contextmanager
 def run_cluster(site: Site) -> Iterator[Running]:
     """A server and one agent, with the mock as the agent's engine: what a request goes through on its way to a node."""
     place = make_place(site, [NODE])
-    folder = place.folder
-    configuration = {
-        "node": NODE,
-        "server": f"https://{HOST}:{place.agents}",
-        "tls": describe_identity(folder, NODE),
-        "state": str(folder / "state"),
-        "trunks": TRUNKS,
-        "engines": describe_engines(site),
-    }
-    argv = [str(site.llmgw), "agent", "--config", str(write_yaml(folder / "agent.yaml", configuration))]
-    log = site.log("llmgw-agent")
-    with started(argv, log=log, cpus={site.cpus.load}, env=make_environment(folder)) as agent:
+    with run_agent(site, place, NODE, cpus={site.cpus.load}) as agent:
         try:
-            with run_cluster_server(site, place, [describe_model(site, folder)]) as running:
+            with run_cluster_server(site, place, [describe_model(site, place.folder)]) as running:
                 yield replace(running, beside=tuple(gateway_processes(agent.pid, site.mock)))
         except StartError as problem:
-            raise StartError(f"{problem}\nand its agent:\n{tail(log)}") from None
+            raise StartError(f"{problem}\nand its agent:\n{tail(log_of_agent(place, NODE))}") from None

@@ -13,7 +13,7 @@ Results = dict[str, dict[str, list[Figures]]]
 
 CLUSTER = "llmgw-cluster"
 
-# What is measured beside the scenarios, by its name there: the most that it may be.
+# What is measured beside the scenarios, by its name there: the most that it may be, or the least.
 MOST = {
     "1,000 agents with heartbeats: server CPU, % of a core": 10.0,
     "1,000 agents: server memory each, KiB": 64.0,
@@ -22,7 +22,13 @@ MOST = {
     "1,000 nodes x 8 GPUs, 200 models: all planned anew, s": 2.0,
     "1,000 nodes x 8 GPUs, 200 models: the longest turn, ms": 10.0,
     "1,000 nodes x 8 GPUs, 200 models: from a freed GPU to the word to launch, ms": 1000.0,
+    "64 MB for 1 agent: bytes from the origin, x": 1.1,
+    "64 MB for 4 agents: bytes from the origin, x": 1.1,
+    "64 MB for 8 agents: bytes from the origin, x": 1.1,
+    # Two intervals of its reports.
+    "2 GB fetched and hashed: the longest time between two reports of the node, s": 10.0,
 }
+LEAST = {"1 GB fetched over loopback: bytes/s, against curl, x": 0.8}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +92,7 @@ def judge(results: Results, extras: dict[str, float]) -> list[Row]:
         rows += judge_cluster(results)
     for named, value in extras.items():
         figure, _, unit = named.rpartition(", ")
-        rows.append(make_row(figure, value, unit, most=MOST.get(named)))
+        rows.append(make_row(figure, value, unit, most=MOST.get(named), least=LEAST.get(named)))
     return rows
 
 

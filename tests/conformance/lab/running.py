@@ -266,7 +266,9 @@ class Llmgw(Program):
                 os.kill(engine.pid, signal.SIGKILL)
 
 
-def write_model(folder: Path, *args: str, engine: str = "fake", source: Path | None = None, **fields: Any) -> Path:
+def write_model(
+    folder: Path, *args: str, engine: str = "fake", source: str | Path | None = None, **fields: Any
+) -> Path:
     """A definition of a model, by default one that the fake engine serves."""
     folder.mkdir(parents=True, exist_ok=True)
     if source is None:

@@ -293,8 +293,9 @@ class Clients:
             self._refuse(request, self._control.fleet.catalog.resolve(request.model))
 
     def _is_hopeless(self, model: Model) -> bool:
-        rejected = isinstance(self._control.fleet.verdict(model.name), Rejected)
-        return rejected and self._retry_after(model) > self._control.rules.on_demand_wait
+        fleet = self._control.fleet
+        wait_seconds = fleet.least_wait_seconds(model.name, self._control.clock())
+        return isinstance(fleet.verdict(model.name), Rejected) and wait_seconds > self._control.rules.on_demand_wait
 
     def _retry_after(self, model: Model) -> int:
         return self._control.fleet.retry_after_seconds(model.name, self._control.clock())

@@ -36,6 +36,9 @@ fault: st.SearchStrategy[Fault] = st.one_of(
     st.builds(faults.FabricDown, at=at, node=node, seconds=_seconds(1, 900)),
     st.builds(faults.ClockSkew, at=at, node=node, skew=_seconds(-100_000, 100_000)),
     st.builds(faults.ServerRestart, at=at, seconds=_seconds(1, 120)),
+    st.builds(faults.OriginDown, at=at, seconds=_seconds(1, 900)),
+    st.builds(faults.SlowOrigin, at=at, seconds=_seconds(1, 900), times=_seconds(2, 50)),
+    st.builds(faults.SpoiledWeights, at=at, node=node),
     st.builds(faults.AddModel, at=at, model=model),
     st.builds(faults.RemoveModel, at=at, model=model),
     st.builds(

@@ -142,6 +142,31 @@ class ServerRestart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OriginDown:
+    """Nobody is given weights from outside for a while."""
+
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlowOrigin:
+    """Weights come so many times slower for a while."""
+
+    at: float
+    seconds: float
+    times: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpoiledWeights:
+    """The next weights that a node fetches are not what they should be."""
+
+    at: float
+    node: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AddModel:
     """An operator adds a model of the site's list, or puts it back as it was."""
 
@@ -275,6 +300,9 @@ Fault = (
     | FabricDown
     | ClockSkew
     | ServerRestart
+    | OriginDown
+    | SlowOrigin
+    | SpoiledWeights
     | AddModel
     | RemoveModel
     | EditModel

@@ -27,6 +27,7 @@ from llmgw.core.model import ANY_CLASS, ModelName
 from llmgw.core.node import Gpu, NodeId
 from llmgw.core.replica import Replica, ReplicaId, ShardId, ShardSpec, ShardState, booked_gb_of
 from llmgw.core.rolling import defines
+from llmgw.core.weights import list_fetched
 from simulator.books import ON_ITS_WAY_OUT, Books
 from simulator.stage import Ground, Running
 
@@ -175,6 +176,15 @@ def no_gpu_is_used_twice(state: State) -> Iterator[str]:
                 earlier = users.setdefault(gpu, process)
                 if earlier is not process:
                     yield f"{gpu} is used by {_name(earlier)} and by {_name(process)}"
+
+
+def nothing_runs_without_its_weights(state: State) -> Iterator[str]:
+    """What is fetched is whole on that node before an engine is launched by it."""
+    for machine in state.machines.values():
+        for process in machine.alive():
+            for source in list_fetched([process.spec.model]):
+                if not machine.has(source):
+                    yield f"{_name(process)} runs on {machine.id} without {source}"
 
 
 def every_booking_has_its_cause(state: State) -> Iterator[str]:
@@ -351,6 +361,7 @@ STATE: tuple[Callable[[State], Iterator[str]], ...] = (
     no_more_run_than_may,
     what_runs_on_a_linked_node_is_in_the_books,
     one_epoch_of_a_shard_runs_on_a_node,
+    nothing_runs_without_its_weights,
 )
 
 

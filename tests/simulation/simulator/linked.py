@@ -18,11 +18,12 @@ from typing import Any, assert_never, cast
 
 import trio
 from clock import run_simulated
+from depot import Origin
 from hands import EngineProcess
 from links import MemoryNetwork
 
 from llmgw.agent.places import Places
-from llmgw.agent.settings import AgentSettings, Pace
+from llmgw.agent.settings import AgentSettings, Pace, WeightsSettings
 from llmgw.agent.tree import serve_node
 from llmgw.core.effects import Effect
 from llmgw.core.events import (
@@ -31,11 +32,13 @@ from llmgw.core.events import (
     NodeRegistered,
     NodeRemoved,
     NodeSilent,
+    ShardChanged,
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.replica import Replica, ReplicaId, ShardAddress, ShardId, ShardSpec
+from llmgw.core.replica import Replica, ReplicaId, ShardAddress, ShardId, ShardReport, ShardSpec
+from llmgw.core.weights import Phase
 from llmgw.door.steps import Failure
 from llmgw.link.dialer import Dialer
 from simulator.books import Books, Reckoning, read_books
@@ -59,6 +62,7 @@ from simulator.faults import (
     LinkBroken,
     LoadModel,
     NodeCrash,
+    OriginDown,
     Partition,
     Recall,
     RemoveModel,
@@ -67,6 +71,8 @@ from simulator.faults import (
     Scenario,
     ServerRestart,
     SlowLink,
+    SlowOrigin,
+    SpoiledWeights,
     Storm,
     Turns,
 )
@@ -112,6 +118,10 @@ class LinkedWorld:
         self.engines_by_name = {ENGINE: find_engine()}
         names = scenario.models if scenario.models is not None else tuple(models)
         self.store = Store(models={name: models[name] for name in names})
+        self.origin = Origin()
+        self._origin_down = 0
+        # How much had come when a shard that waits for weights said so last.
+        self._come: dict[tuple[NodeId, ShardId, int, str], int] = {}
         self.network = MemoryNetwork(nursery, self._chance("network"))
         self.machines = {
             shape.id: Machine(shape, self._chance(f"engines:{shape.id}"), self) for shape in site(scenario.nodes)
@@ -237,7 +247,10 @@ class LinkedWorld:
             match event:
                 case NodeRegistered(node=node, running=running):
                     server.linked.add(node.id)
+                    self._come = {name: done for name, done in self._come.items() if name[0] != node.id}
                     self.specs.update({(node.id, spec.id, spec.epoch): spec for spec, _ in running})
+                case ShardChanged(node=name, report=report):
+                    self._check_fetch(name, report)
                 case NodeSilent(node=name) | NodeLost(node=name) | NodeRemoved(node=name):
                     server.linked.discard(name)
         for effect in effects:
@@ -245,6 +258,18 @@ class LinkedWorld:
                 self.specs[spec.node, spec.id, spec.epoch] = spec
         self.judge.follow(event, effects)
         self.judge.check()
+
+    def _check_fetch(self, node: NodeId, report: ShardReport) -> None:
+        """What has come of weights never grows less while an agent lives, and is all only when it was found whole."""
+        fetch = report.fetch
+        if fetch is None or fetch.phase is Phase.RESOLVING:
+            return
+        name = (node, report.shard, report.epoch, fetch.source)
+        if fetch.done_bytes < self._come.get(name, 0):
+            self.judge.complain(f"{report.shard} on {node} had more of {fetch.source} than now")
+        if (fetch.done_bytes == fetch.total_bytes) is not (fetch.phase is Phase.READY):
+            self.judge.complain(f"{report.shard} on {node} tells of {fetch.source} what is not so")
+        self._come[name] = fetch.done_bytes
 
     def _look(self) -> State:
         linked = frozenset(self.server.linked) if self.server is not None else frozenset[NodeId]()
@@ -291,6 +316,7 @@ class LinkedWorld:
         settings = AgentSettings(
             node_id=node,
             state=Path("/simulated"),
+            weights=WeightsSettings(cache=Path("/simulated")),
             labels=machine.shape.labels,
             pace=Pace(inventory=self.judge.scenario.beat_seconds),
         )
@@ -464,6 +490,14 @@ class LinkedWorld:
             case ServerRestart():
                 self._stop_server()
                 await self._last(fault, self._return_server)
+            case OriginDown():
+                self._set_origin(down=1)
+                await self._last(fault, partial(self._set_origin, down=-1))
+            case SlowOrigin(times=times):
+                self.origin.slow *= times
+                await self._last(fault, partial(self._speed_up_origin, times))
+            case SpoiledWeights(node=node):
+                self.machines[NodeId(node)].hands.depot.spoil += 1
             case Storm(model=model, requests=requests, seconds=seconds, returns=returns, patience=patience):
                 for _ in range(requests):
                     after = self._request_rng.uniform(0.0, seconds)
@@ -548,6 +582,13 @@ class LinkedWorld:
     def _speed_up(self, node: NodeId) -> None:
         self._slow[node].pop(0)
         self._show_slowness(node)
+
+    def _set_origin(self, *, down: int) -> None:
+        self._origin_down += down
+        self.origin.down = self._origin_down > 0
+
+    def _speed_up_origin(self, times: float) -> None:
+        self.origin.slow /= times
 
     def _stop_agent(self, node: NodeId) -> None:
         self._agent_down[node] = self._agent_down.get(node, 0) + 1

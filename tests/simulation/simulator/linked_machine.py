@@ -66,6 +66,7 @@ class Machine:
             conduct=self._conduct,
             is_joined=world.is_joined,
             memory_gb=shape.memory_gb,
+            origin=world.origin,
         )
         self.show_fabric()
 
@@ -86,6 +87,9 @@ class Machine:
     def free_gb(self, name: str) -> float:
         foreign = sum(use.memory_gb for use in self.hands.foreign.get(name, ()))
         return CARD_GB[self.shape.gpu_class] - foreign - sum(self.hands.holds_gb(name).values())
+
+    def has(self, source: str) -> bool:
+        return self.hands.depot.has(source)
 
     def show_fabric(self) -> None:
         """What its agent sees of the network that it is on."""

@@ -33,6 +33,7 @@ from llmgw.server.agents import FleetAgents
 from llmgw.server.gateway import FleetGateway, locate_by_trunk
 from llmgw.server.requestlog import RequestLog
 from llmgw.server.scheduler import Scheduler
+from llmgw.server.weights import Weights
 from simulator.store import Store
 
 if TYPE_CHECKING:
@@ -76,8 +77,13 @@ class Server:
         self.scheduler = Scheduler(self.fleet)
         self.linked: set[NodeId] = set()
         counters, tokens = Counters(), itertools.count(1)
+        self.weights = Weights(self.scheduler, counters=counters, wall=lambda: WALL + trio.current_time())
         self.agents = FleetAgents(
-            self.scheduler, MemoryNodes(world.store), counters=counters, wall=lambda: WALL + trio.current_time()
+            self.scheduler,
+            MemoryNodes(world.store),
+            weights=self.weights,
+            counters=counters,
+            wall=lambda: WALL + trio.current_time(),
         )
         self.trunks = MemoryTrunks(world.network, opened=self.scheduler.stir)
         self.presence = Presence(
@@ -109,6 +115,7 @@ class Server:
                 self.scheduler.attend(self.gateway.drain)
                 self.scheduler.entrust(lambda what: self.nursery.start_soon(self._keep, what))
                 await self.nursery.start(self.scheduler.serve)
+                self.nursery.start_soon(self.weights.serve)
                 self.nursery.start_soon(self.gateway.serve_demand)
                 rules = world.rules
                 await self.scheduler.post(RulesChanged(replace_after=rules.replace_after, brake=rules.brake))

@@ -72,9 +72,14 @@ def _shape(number: int) -> Shape:
     )
 
 
+# Those whose weights each node has to fetch.
+FETCHED = frozenset({"single", "row", "east", "brief"})
+
+
 def _model(name: str, least: int, most: int, *profiles: Profile, idle_seconds: float = 900.0) -> Model:
     scaling = Scaling(min=least, max=most, idle_timeout_seconds=idle_seconds)
-    return Model(name=ModelName(name), source=f"/models/{name}.fake", scaling=scaling, profiles=profiles)
+    source = f"hf:org/{name}/{name}.fake" if name in FETCHED else f"/models/{name}.fake"
+    return Model(name=ModelName(name), source=source, scaling=scaling, profiles=profiles)
 
 
 # All of the one node that they may be on.

@@ -40,6 +40,9 @@ class Ground(Protocol):
     def free_gb(self, name: str) -> float:
         """What of a card nobody holds at all."""
 
+    def has(self, source: str) -> bool:
+        """Whether these weights, which are fetched, are whole there."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:

@@ -35,6 +35,7 @@ from simulator.faults import (
     LinkBroken,
     LoadModel,
     NodeCrash,
+    OriginDown,
     Partition,
     Recall,
     RemoveModel,
@@ -43,6 +44,8 @@ from simulator.faults import (
     Scenario,
     ServerRestart,
     SlowLink,
+    SlowOrigin,
+    SpoiledWeights,
     Storm,
     Turns,
 )
@@ -339,6 +342,9 @@ class World:
             case ServerRestart():
                 self._stop_server()
                 self._later(fault, self._return_server)
+            case OriginDown() | SlowOrigin() | SpoiledWeights():
+                # (an agent of this size has all weights that it wants)
+                pass
             case Storm(model=model, requests=requests, seconds=seconds, returns=returns, patience=patience):
                 for _ in range(requests):
                     after = self._storm_rng.uniform(0.0, seconds)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from llmgw.admin.management import Refused
 from llmgw.admin.reading import BODY_SECONDS
 from llmgw.admin.views import (
     AddedModel,
+    CollectedView,
     DecisionView,
     DefinitionView,
     EnginesView,
@@ -31,11 +32,18 @@ from llmgw.admin.views import (
     ModelDetail,
     ModelStatus,
     ModelView,
+    NodeCollected,
     NodeEngines,
     NodeMarks,
+    NodePull,
     NodeState,
     NodeView,
+    NodeWeightsView,
     Origin,
+    PlanFit,
+    PlanPlace,
+    PlanView,
+    PullView,
     Reloaded,
     Removed,
     RemovedNode,
@@ -45,9 +53,11 @@ from llmgw.admin.views import (
     Stopped,
     StoreView,
     ToolsChecked,
+    WeightsView,
 )
 from llmgw.core.model import Model, ModelName
 from llmgw.core.placement import Explanation
+from llmgw.core.sizing import Format, GpuNeed, Needs
 from llmgw.dialects.toolcheck import Report, Verdict
 from llmgw.errors import ConfigError, LlmgwError, Problem
 
@@ -66,7 +76,7 @@ REPLICA = ReplicaView(
 )
 
 # The rooms of the server that refuse an operator something.
-ACTING = ("acts", "defining", "holding", "marking", "names", "returning", "tools")
+ACTING = ("acts", "defining", "holding", "marking", "names", "returning", "supplying", "tools")
 EXPLAINED = ExplanationView(
     explanation=Explanation(model=ModelName("org/m"), placement=None, runner_up=None, candidates=(), unlock=None),
     wanted=1,
@@ -133,6 +143,11 @@ class Script:
         self._note("explain_what_if", file, text)
         return (EXPLAINED,)
 
+    async def plan(self, needs: Needs) -> PlanView:
+        self._note("plan", needs)
+        fit = PlanFit(node="n1", engine="e", gpus=2)
+        return PlanView(engines=("e",), places=(PlanPlace(tp=1, memory_gb=20.5, gpu_class="h100-80g", fits=(fit,)),))
+
     def decisions(self) -> tuple[DecisionView, ...]:
         self._note("decisions")
         return (DecisionView(seconds_ago=2.0, model="org/m", why="uncordon n1", reasons={"cordoned": 1}),)
@@ -193,6 +208,22 @@ class Script:
     async def remove(self, name: str) -> Removed:
         self._note("remove", name)
         return Removed(name=name)
+
+    async def weights(self) -> WeightsView:
+        self._note("weights")
+        return WeightsView(nodes=(NodeWeightsView(node="n1", state=NodeState.READY, stored=(), free_bytes=5),))
+
+    async def pull(self, number: int) -> PullView:
+        self._note("pull", number)
+        return PullView(number=number, source="hf:o/r/f", nodes=(NodePull(node="n1", state=NodeState.LOST),))
+
+    async def pull_weights(self, source: str, nodes: Sequence[str]) -> PullView:
+        self._note("pull_weights", source, tuple(nodes))
+        return PullView(number=7, source=source, nodes=())
+
+    async def collect_weights(self) -> CollectedView:
+        self._note("collect_weights")
+        return CollectedView(nodes=(NodeCollected(node="n1", items=1, bytes=5, kept=("in use",)),))
 
     async def reload(self) -> Reloaded:
         self._note("reload")
@@ -320,6 +351,16 @@ async def test_a_definition_is_explained_that_is_only_sent(client: Client, scrip
     assert script.asked == [("explain_what_if", "m.yaml", "name: m")]
 
 
+async def test_a_place_is_planned_for_sizes_alone(client: Client, script: Script) -> None:
+    body = {"source": "org/m", "format": "gguf", "gpus": [{"tp": 2, "memory_gb": 20.5}], "disk_gb": 40.0}
+    told = await (await client.post("/plan", json=body, headers=HERE)).get_json()
+    fits = [{"node": "n1", "engine": "e", "gpus": 2}]
+    place = {"tp": 1, "memory_gb": 20.5, "gpu_class": "h100-80g", "fits": fits, "others": []}
+    assert told == {"engines": ["e"], "places": [place], "unseen": []}
+    needs = Needs(source="org/m", format=Format.GGUF, gpus=(GpuNeed(tp=2, memory_gb=20.5),), disk_gb=40.0)
+    assert script.asked == [("plan", needs)]
+
+
 async def test_facts_are_shown_and_forgotten_by_a_name_with_a_slash(client: Client, script: Script) -> None:
     told = await (await client.get("/facts/org/m", headers=HERE)).get_json()
     fact = {"profiles": ["p"], "engine": "e", "load_seconds": 4.5}
@@ -433,6 +474,10 @@ async def test_a_query_for_events_that_says_something_else_is_refused(
         ("/nodes/n1/labels", b'{"labels": ["zone"]}'),
         ("/placement", b'{"file": "", "text": "name: m"}'),
         ("/placement", b'{"file": "m.yaml"}'),
+        ("/plan", b"{}"),
+        ("/plan", b'{"source": "m", "format": "zip"}'),
+        ("/plan", b'{"source": "m", "gpus": [{"tp": 0, "memory_gb": 1}]}'),
+        ("/plan", b'{"source": "m", "gpus": [{"tp": 1, "memory_gb": -1}]}'),
     ],
 )
 async def test_a_body_that_says_something_else_does_nothing(
@@ -623,3 +668,38 @@ async def test_any_other_failure_says_so_and_not_why(
     assert error["code"] == "internal_error"
     assert "secret" not in error["message"]
     assert "a secret of the house" in caplog.text
+
+
+async def test_weights_are_shown_fetched_and_removed(client: Client, script: Script) -> None:
+    shown = await client.get("/weights", headers=HERE)
+    assert await shown.get_json() == {
+        "nodes": [
+            {
+                "node": "n1",
+                "state": "ready",
+                "stored": [],
+                "fetches": [],
+                "free_bytes": 5,
+                "shared": False,
+                "seen": [],
+            }
+        ]
+    }
+    asked = await client.post("/weights/pull", json={"source": "hf:o/r/f", "nodes": ["n1", "n2"]}, headers=HERE)
+    assert (await asked.get_json())["number"] == 7
+    await client.post("/weights/pull", json={"source": "hf:o/r/f"}, headers=HERE)
+    pull = await client.get("/weights/pull/7", headers=HERE)
+    assert (await pull.get_json())["nodes"] == [{"node": "n1", "state": "lost", "ended": False}]
+    collected = await client.post("/weights/collect", json={}, headers=HERE)
+    assert (await collected.get_json())["nodes"] == [
+        {"node": "n1", "items": 1, "bytes": 5, "freed_bytes": 0, "kept": ["in use"]}
+    ]
+    assert script.asked == [
+        ("weights",),
+        ("pull_weights", "hf:o/r/f", ("n1", "n2")),
+        ("pull_weights", "hf:o/r/f", ()),
+        ("pull", 7),
+        ("collect_weights",),
+    ]
+    assert (await client.post("/weights/collect", json={"all": True}, headers=HERE)).status_code == 400
+    assert (await client.get("/weights/pull/x", headers=HERE)).status_code == 404

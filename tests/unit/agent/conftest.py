@@ -16,12 +16,14 @@ import trio
 from llmgw.agent.held import Tools
 from llmgw.agent.machine import Machine
 from llmgw.agent.programs import Programs
-from llmgw.agent.settings import AgentSettings, Pace
+from llmgw.agent.settings import AgentSettings, Pace, WeightsSettings
+from llmgw.agent.weights import Weights
 from llmgw.core.effects import Desire
-from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged
+from llmgw.core.events import Event, NodeRegistered, NodeReported, ShardChanged, WeightsReported
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
+from llmgw.core.weights import NodeWeights, WeightsOrder
 from llmgw.engines.registry import Engine, load_engines
 from llmgw.errors import LinkLost
 from llmgw.host.ports import Ports, is_free
@@ -66,7 +68,9 @@ def with_hands(tools: Tools) -> Callable[..., Tools]:
 def settings(tmp_path: Path) -> Iterator[AgentSettings]:
     """An agent of its own folder and ports; engines that a test leaves behind are killed."""
     state = tmp_path / "state"
-    yield AgentSettings(node_id=NodeId("n1"), state=state, engine_ports=find_range(8), pace=PACE)
+    weights = WeightsSettings(cache=tmp_path / "weights")
+    ports = find_range(8)
+    yield AgentSettings(node_id=NodeId("n1"), state=state, weights=weights, engine_ports=ports, pace=PACE)
     for stat in find_marked(StateFolder(state).marker_prefix()):
         with suppress(ProcessLookupError):
             os.kill(stat.pid, signal.SIGKILL)
@@ -85,10 +89,16 @@ def find_range(count: int) -> tuple[int, int]:
 @pytest.fixture
 def tools(engines: Mapping[str, Engine], settings: AgentSettings) -> Tools:
     """What a shard works with."""
-    hands = Machine(settings.state)
+    hands = Machine(settings)
     hands.state.make()
-    ports = Ports(*settings.engine_ports)
-    return Tools(engines=engines, settings=settings, hands=hands, programs=Programs(hands), ports=ports)
+    return Tools(
+        engines=engines,
+        settings=settings,
+        hands=hands,
+        programs=Programs(hands),
+        weights=Weights(hands),
+        ports=Ports(*settings.engine_ports),
+    )
 
 
 @pytest.fixture
@@ -125,12 +135,17 @@ class MemoryLink:
     events: list[Event] = field(default_factory=list)
     lost: bool = False
     give_up_seconds: float | None = None
+    told: WeightsOrder | None = None
     _desire: Desire = field(default_factory=lambda: Desire(node=NodeId("n1"), revision=0, shards=()))
     _changed: trio.Event = field(default_factory=trio.Event)
     _noticed: trio.Event = field(default_factory=trio.Event)
 
     def desire(self, *shards: ShardSpec) -> None:
         self._desire = replace(self._desire, revision=self._desire.revision + 1, shards=shards)
+        self._stir()
+
+    def tell_of_weights(self, order: WeightsOrder) -> None:
+        self.told = order
         self._stir()
 
     def lose(self, lost: bool) -> None:
@@ -147,6 +162,14 @@ class MemoryLink:
             if self.lost:
                 raise LinkLost("the test cut the link")
         return self._desire
+
+    async def order(self, after: WeightsOrder | None) -> WeightsOrder:
+        while self.told is None or self.told == after:
+            await self._changed.wait()
+        return self.told
+
+    def weights(self) -> list[NodeWeights]:
+        return [event.weights for event in self.events if isinstance(event, WeightsReported)]
 
     async def report(self, event: Event) -> None:
         await trio.lowlevel.checkpoint()

@@ -14,6 +14,7 @@ import trio
 from llmgw.agent.adopt import adopt
 from llmgw.agent.held import Held
 from llmgw.agent.telling import Telling, first_report
+from llmgw.agent.weights import Weights
 from llmgw.core.replica import ShardState
 from llmgw.engines.types import Launch
 from llmgw.host.ports import Ports
@@ -87,6 +88,15 @@ async def test_a_running_engine_is_taken_over_with_its_port(leave, adopt_again, 
     assert (adopted.report.state, adopted.report.pid) == (ShardState.READY, record.pid)
     assert adopted.report.endpoint.port == record.port
     assert fresh.ports.take() != record.port
+
+
+async def test_what_a_running_engine_runs_by_stays_in_use(leave, adopt_again, make_spec, tools):
+    used = (("hf:org/repo/m.fake", "a" * 40),)
+    spec = make_spec()
+    await tools.weights.resume(spec.id, used)
+    await leave(spec)
+    _, fresh = await adopt_again(weights=Weights(tools.hands))
+    assert fresh.weights.find_used(spec.id) == used
 
 
 async def test_an_engine_that_still_loads_is_taken_over_as_loading(leave, adopt_again, make_spec):

@@ -11,9 +11,12 @@ import trio.testing
 
 from llmgw.agent.canary import TRY_SECONDS, build_asks, fail_to_answer, list_paths
 from llmgw.agent.machine import Machine
+from llmgw.agent.settings import AgentSettings, WeightsSettings
 from llmgw.core.model import Task
+from llmgw.core.node import NodeId
 
-HANDS = Machine(Path("/nowhere"))
+NOWHERE = Path("/nowhere")
+HANDS = Machine(AgentSettings(node_id=NodeId("n1"), state=NOWHERE, weights=WeightsSettings(cache=NOWHERE)))
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ALL = frozenset({CHAT, TEXT, "/v1/embeddings", "/v1/rerank"})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 import trio
 
-from llmgw.agent.settings import AgentSettings, Pace
+from llmgw.agent.settings import AgentSettings, Pace, WeightsSettings
 from llmgw.agent.tree import serve_node
 from llmgw.core.events import NodeReported
 from llmgw.core.model import Model, ModelName, Profile
@@ -75,7 +75,8 @@ def hands(simulated, conducts):
 def play(simulated, link, engines, hands):
     """Run a story whose first argument starts an agent."""
     clock, _ = simulated
-    settings = AgentSettings(node_id=NodeId("n1"), state=Path("/nowhere"), pace=Pace())
+    nowhere = Path("/nowhere")
+    settings = AgentSettings(node_id=NodeId("n1"), state=nowhere, weights=WeightsSettings(cache=nowhere), pace=Pace())
     only = {"fake": engines["fake"]}
 
     @asynccontextmanager
@@ -548,7 +549,7 @@ from pathlib import Path
 
 import trio
 
-from llmgw.agent.settings import AgentSettings
+from llmgw.agent.settings import AgentSettings, WeightsSettings
 from llmgw.agent.tree import serve_node
 from llmgw.core.effects import Desire
 from llmgw.core.model import Model, ModelName, Profile
@@ -589,11 +590,14 @@ class Link:
         await trio.lowlevel.checkpoint()
     async def wait_lost(self):
         await trio.sleep_forever()
+    async def order(self, after):
+        await trio.sleep_forever()
 
 async def main():
     global watching
     hands = SimulatedHands(node="n1", conduct=lambda shard, epoch: Conduct(load_seconds=20 + len(shard)))
-    settings = AgentSettings(node_id="n1", state=Path("/nowhere"))
+    nowhere = Path("/nowhere")
+    settings = AgentSettings(node_id="n1", state=nowhere, weights=WeightsSettings(cache=nowhere))
     engines = {"fake": load_engines()["fake"]}
     watching = True
     for seconds in (70.0, 200.0):

@@ -36,6 +36,14 @@ async def test_a_started_engine_is_known_after_a_crash(held, launch, tools):
     assert held.telling.last.endpoint == endpoint_of(held.spec, record.port)
 
 
+async def test_what_it_runs_by_is_known_after_a_crash_too(held, launch, tools):
+    used = (("hf:org/repo/m.fake", "a" * 40),)
+    await tools.weights.resume(held.spec.id, used)
+    await held.start(launch)
+    (record,) = tools.state.read()
+    assert record.weights == used
+
+
 async def test_clearing_gives_everything_back(held, launch, tools):
     await held.start(launch)
     pid, port = held.process.pid, held.port

@@ -22,6 +22,7 @@ from llmgw.agent.inventory import (
     tell_engine,
 )
 from llmgw.agent.preflight import Preflight
+from llmgw.agent.settings import WeightsSettings
 from llmgw.config.agent import Discovery, FabricConfig
 from llmgw.core.node import Disk, FabricFound, FlagFound, ForeignUse, Gpu
 from llmgw.engines.check import FlagFinding, FlagState
@@ -32,7 +33,8 @@ from llmgw.wire import PROTOCOL, NodeWord, decode_from_agent, encode
 
 @pytest.mark.slow
 async def test_a_node_tells_what_it_has(tools, tmp_path):
-    tools = replace(tools, settings=replace(tools.settings, folders=(tmp_path / "models",)))
+    weights = WeightsSettings(cache=tmp_path / "models")
+    tools = replace(tools, settings=replace(tools.settings, weights=weights))
     node = await tools.hands.survey(tools)
     assert node.id == "n1"
     assert node.cores >= 1

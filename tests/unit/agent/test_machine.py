@@ -19,8 +19,8 @@ from llmgw.host.usage import Usage
 
 
 @pytest.fixture
-def machine(tmp_path):
-    machine = Machine(tmp_path / "state")
+def machine(settings):
+    machine = Machine(settings)
     machine.state.make()
     return machine
 

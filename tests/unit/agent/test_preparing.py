@@ -14,8 +14,10 @@ from llmgw.agent.held import Held
 from llmgw.agent.preflight import Preflight
 from llmgw.agent.preparing import prepare
 from llmgw.agent.telling import Telling, first_report
+from llmgw.core.model import Lora, ModelName
 from llmgw.core.node import ForeignUse, Gpu
 from llmgw.core.replica import ShardState
+from llmgw.core.weights import Fetch, Phase
 from llmgw.engines.types import Version
 from llmgw.errors import EngineFailed
 from llmgw.host.gpus import GpusFound
@@ -123,6 +125,100 @@ async def test_one_of_several_waits_for_the_word(begin):
     assert first.launch.rendezvous == "10.0.0.1:29500"
     # what is written down at the launch is what it was told last
     assert first.held.spec.go
+
+
+class Stock:
+    """Weights that come when a test says so."""
+
+    def __init__(self):
+        self.wanted, self.come = [], trio.Event()
+
+    async def obtain(self, source, engine, tell, *, by):
+        self.wanted.append((by, source))
+        tell(Fetch(source=source, phase=Phase.VERIFYING))
+        await self.come.wait()
+        tell(None)
+        return f"/weights/{source.rpartition('/')[2]}"
+
+
+@pytest.fixture
+def stock():
+    return Stock()
+
+
+@pytest.fixture
+def with_stock(alter, stock, make_spec, nursery):
+    """Prepare a shard all of whose weights are fetched."""
+
+    async def begin(**changes):
+        spec = make_spec(
+            source="hf:org/repo/m.fake",
+            mmproj="hf:org/repo/eyes.fake",
+            loras=(Lora(name=ModelName("sql"), source="hf:org/repo/sql.fake"),),
+        )
+        tools = replace(alter(validate=lambda *given: []), weights=stock)
+        preparation = Preparation(replace(spec, gpus=("GPU-a",), **changes), tools)
+        nursery.start_soon(preparation.run)
+        await trio.testing.wait_all_tasks_blocked()
+        return preparation
+
+    return begin
+
+
+async def test_all_weights_are_here_before_anything_is_taken(with_stock, stock, tools):
+    prepared = await with_stock()
+    assert stock.wanted == [("shd-m-1-0", "hf:org/repo/m.fake")]
+    last = prepared.said[-1]
+    assert (last.state, last.progress) == (ShardState.PREPARING, "verifying m.fake")
+    assert last.fetch.source == "hf:org/repo/m.fake"
+    assert prepared.held.port is None
+    assert tools.taken._by == {}
+    stock.come.set()
+    await trio.testing.wait_all_tasks_blocked()
+    launch = prepared.launch
+    assert (launch.source, launch.mmproj) == ("/weights/m.fake", "/weights/eyes.fake")
+    assert [lora.source for lora in launch.loras] == ["/weights/sql.fake"]
+    assert [source.rpartition("/")[2] for _, source in stock.wanted] == ["m.fake", "eyes.fake", "sql.fake"]
+    assert prepared.held.spec.model.source == "hf:org/repo/m.fake"
+    assert (prepared.said[-1].fetch, launch.gpus) == (None, (0,))
+
+
+async def test_one_of_several_says_that_it_is_prepared_once_its_weights_are_here(with_stock, stock):
+    prepared = await with_stock(**GROUP)
+    assert prepared.states() == [ShardState.PREPARING]
+    stock.come.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert prepared.states() == [ShardState.PREPARING, ShardState.PREPARED]
+
+
+async def test_what_can_not_run_is_told_before_the_weights_come(stock, around, make_spec, tools):
+    async def fail(engine, program, *, marker):
+        await trio.lowlevel.checkpoint()
+        return replace(await around.examine(engine, program, marker=marker), broken="it lacks libx.so")
+
+    tools.hands.examine = fail
+    broken = replace(tools, weights=stock)
+    with pytest.raises(EngineFailed, match=r"lacks libx\.so"):
+        await Preparation(make_spec(source="hf:org/repo/m.fake"), broken).run()
+    assert stock.wanted == []
+
+
+async def test_a_program_that_is_another_once_the_weights_are_here_is_tried_again(
+    with_stock, stock, around, monkeypatch, tools
+):
+    prepared = await with_stock()
+    tries = []
+    check = tools.programs.check
+
+    async def note(engine, program, **given):
+        tries.append(program)
+        return await check(engine, program, **given)
+
+    monkeypatch.setattr(type(tools.programs), "check", lambda self, *args, **given: note(*args, **given))
+    stock.come.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert len(tries) == 1
+    assert prepared.launch is not None
 
 
 async def test_what_has_changed_while_it_waited_is_seen(begin, around, tools):

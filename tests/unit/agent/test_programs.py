@@ -12,6 +12,8 @@ import trio.testing
 
 from llmgw.agent.machine import Machine
 from llmgw.agent.programs import LONGEST_PAUSE, RETRY_SECONDS, Programs, find_program
+from llmgw.agent.settings import AgentSettings, WeightsSettings
+from llmgw.core.node import NodeId
 from llmgw.engines.types import Embedded
 from llmgw.errors import EngineFailed
 from llmgw.host.process import find_marked
@@ -73,7 +75,8 @@ def test_without_an_embedded_program_only_the_binary_is_named(engine):
 
 
 def programs_of(state, retry_seconds=1e9):
-    return Programs(Machine(state), retry_seconds=retry_seconds)
+    settings = AgentSettings(node_id=NodeId("n1"), state=state, weights=WeightsSettings(cache=state / "weights"))
+    return Programs(Machine(settings), retry_seconds=retry_seconds)
 
 
 def asked(binary):

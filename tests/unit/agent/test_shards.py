@@ -28,6 +28,7 @@ from llmgw.host.http import get
 from llmgw.host.ports import Ports
 from llmgw.host.process import read_stat
 from llmgw.host.usage import Usage
+from llmgw.host.weights_errors import FetchFailed, Kind
 
 pytestmark = pytest.mark.slow
 
@@ -700,13 +701,72 @@ async def test_without_a_free_port_the_shard_ends(tools, make_spec, listener):
 
 
 @pytest.mark.parametrize(
-    ("source", "cause"),
-    [("/nowhere/m.fake", "can't be read"), ("https://x/m.fake", "not fetched in this version")],
+    ("source", "cause", "kind"),
+    [
+        ("/nowhere/m.fake", "can't be read", CauseKind.WEIGHTS_MISSING),
+        ("oci://x/y:1", "is no scheme that is fetched", None),
+    ],
 )
-async def test_a_source_that_can_not_be_used_ends_the_shard(tools, make_spec, source, cause):
+async def test_a_source_that_can_not_be_used_ends_the_shard(tools, make_spec, source, cause, kind):
     end, life = await run_to_end(make_spec(source=source), tools)
     assert cause in end.cause
+    assert end.kind == kind
     assert life.states() == [P, E]
+
+
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        (Kind.NO_FILE, CauseKind.WEIGHTS_MISSING),
+        (Kind.GATED, CauseKind.UNAUTHORISED),
+        (Kind.DNS, CauseKind.OFFLINE),
+        (Kind.DISK, CauseKind.DISK),
+        (Kind.CORRUPT, CauseKind.WEIGHTS_CORRUPT),
+        (Kind.CHANGED, None),
+    ],
+)
+async def test_weights_that_can_not_be_fetched_end_the_shard_with_what_to_do(tools, make_spec, kind, told):
+    class Without:
+        def __init__(self):
+            self.given_back = []
+
+        async def obtain(self, source, engine, tell, *, by):
+            await trio.lowlevel.checkpoint()
+            raise FetchFailed("org/repo has no m.fake", kind, remedy="mend it")
+
+        def give_back(self, shard):
+            self.given_back.append(shard)
+
+    weights = Without()
+    end, life = await run_to_end(make_spec(source="hf:org/repo/m.fake"), replace(tools, weights=weights))
+    assert (end.cause, end.remedy, end.kind) == ("org/repo has no m.fake", "mend it", told)
+    assert life.states() == [P, E]
+    assert weights.given_back == ["shd-m-1-0"]
+
+
+async def test_a_shard_that_is_not_wanted_any_more_waits_for_no_weights(tools, make_spec):
+    class Never:
+        left = False
+
+        def __init__(self):
+            self.asked = trio.Event()
+
+        async def obtain(self, source, engine, tell, *, by):
+            self.asked.set()
+            try:
+                await trio.sleep_forever()
+            finally:
+                self.left = True
+
+        def give_back(self, shard):
+            assert self.left
+
+    weights = Never()
+    async with living(make_spec(source="hf:org/repo/m.fake"), replace(tools, weights=weights)) as life:
+        with trio.fail_after(60):
+            await weights.asked.wait()
+    assert weights.left
+    assert life.states() == [P, S, E]
 
 
 async def test_the_sources_of_what_comes_with_the_weights_are_looked_at_too(tools, make_spec):

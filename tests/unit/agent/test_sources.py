@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from llmgw.agent.sources import check_source, check_sources
+from llmgw.agent.sources import check_source, check_sources, is_file_wanted
 from llmgw.core.model import Lora, Model, ModelName
+from llmgw.core.weights import parse_source
 from llmgw.engines.types import SourceKind
 from llmgw.errors import EngineFailed
 
@@ -38,8 +39,33 @@ def test_a_file_that_can_be_read_is_taken(file_engine, tmp_path):
 
 def test_a_repository_is_taken_by_an_engine_that_fetches_itself(hub_engine, file_engine):
     check_source("org/repo", hub_engine)
-    with pytest.raises(EngineFailed, match="not fetched in this version"):
+    with pytest.raises(EngineFailed, match=r"source org/repo is a repository, and .* takes a file") as refused:
         check_source("org/repo", file_engine)
+    assert "hf:org/repo/FILE" in refused.value.remedy
+
+
+@pytest.mark.parametrize("source", ["https://host/m.fake", "hf:org/repo/m.fake", "hf:org/repo/*.fake@main"])
+def test_what_is_fetched_need_not_be_here(file_engine, source):
+    check_source(source, file_engine)
+
+
+def test_one_file_is_not_fetched_for_an_engine_of_repositories(hub_engine):
+    check_source("hf:org/repo/*", hub_engine)
+    with pytest.raises(EngineFailed, match=r"is a file, and .* takes a repository") as refused:
+        check_source("hf:org/repo/m.fake", hub_engine)
+    assert "hf:org/repo/*" in refused.value.remedy
+    with pytest.raises(EngineFailed, match=r"source https://host/m\.fake is a file") as refused:
+        check_source("https://host/m.fake?token=sekret", hub_engine)
+    assert "sekret" not in f"{refused.value} {refused.value.remedy}"
+
+
+def test_an_engine_is_pointed_at_what_it_takes(engines, file_engine, hub_engine):
+    both = Takes(engines["fake"], SourceKind.FILE, SourceKind.REPOSITORY)
+    both.info = replace(both.info, file_suffixes=(".fake",))
+    one, many, rest = (parse_source(f"hf:org/repo/{file}") for file in ("m.bin", "*.fake", "*"))
+    assert all(is_file_wanted(source, file_engine) for source in (one, many, rest))
+    assert not any(is_file_wanted(source, hub_engine) for source in (many, rest))
+    assert [is_file_wanted(source, both) for source in (one, many, rest)] == [True, True, False]
 
 
 def test_a_folder_is_taken_by_an_engine_of_repositories_only(hub_engine, file_engine, tmp_path):
@@ -54,9 +80,18 @@ def test_a_file_is_not_taken_by_an_engine_of_repositories(hub_engine, tmp_path):
         check_source(str(tmp_path / "m.fake"), hub_engine)
 
 
-@pytest.mark.parametrize("source", ["https://host/m.fake", "hf://org/repo", "oci://x/y:1", "llama3:8b", "org/repo"])
-def test_what_would_have_to_be_fetched_is_refused_with_what_to_do(file_engine, source):
-    with pytest.raises(EngineFailed, match="download it"):
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("hf://org/repo", "write hf:org/repo/file"),
+        ("hf:org/repo", "write hf:org/repo/FILE"),
+        ("oci://x/y:1", "is no scheme that is fetched"),
+        ("llama3:8b", "is no scheme that is fetched"),
+        ("m.fake", "a source is a whole path"),
+    ],
+)
+def test_what_means_nothing_is_refused_with_what_to_write(file_engine, source, why):
+    with pytest.raises(EngineFailed, match=f"^source {source}.*{why}"):
         check_source(source, file_engine)
 
 
@@ -76,13 +111,6 @@ def test_a_file_that_may_not_be_read_says_who_is_to_be_let(file_engine, tmp_path
     with pytest.raises(EngineFailed, match="can't be read: Permission denied") as refused:
         check_source(str(tmp_path / "m.fake"), file_engine)
     assert "let the user that llmgw runs as read it" in refused.value.remedy
-
-
-def test_a_path_that_is_not_whole_is_not_looked_for_where_the_agent_was_started(file_engine, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "m.fake").touch()
-    with pytest.raises(EngineFailed, match=r"source m\.fake is no whole path: write it from / on"):
-        check_source("m.fake", file_engine)
 
 
 def test_what_can_be_no_path_at_all_is_refused(file_engine):

@@ -6,6 +6,7 @@ import pytest
 
 from llmgw.agent.telling import WORDS_CHARS, Telling, first_report
 from llmgw.core.replica import Endpoint, Load, Measured, ShardState
+from llmgw.core.weights import Fetch, Phase
 
 ENDPOINT = Endpoint(host="127.0.0.1", port=1, served_name="m")
 
@@ -43,6 +44,21 @@ def test_a_step_forgets_what_was_said_of_the_one_before(telling, said):
     assert said[-1].load == Load(running=2, cache_used=0.5, steps=7)
     telling.state(ShardState.READY)
     assert (said[-1].progress, said[-1].load) == (None, Load())
+
+
+def test_weights_that_it_waits_for_are_told_with_words_for_a_person(telling, said):
+    fetch = Fetch(source="hf:org/repo/x.gguf", phase=Phase.VERIFYING)
+    telling.fetch(fetch)
+    telling.fetch(fetch)
+    telling.fetch(None)
+    telling.fetch(fetch)
+    telling.state(ShardState.LOADING)
+    assert [(report.fetch, report.progress) for report in said] == [
+        (fetch, "verifying x.gguf"),
+        (None, None),
+        (fetch, "verifying x.gguf"),
+        (None, None),
+    ]
 
 
 def test_a_cause_brings_its_remedy_and_neither_is_told_at_length(telling, said):

@@ -349,6 +349,10 @@ async def test_a_link_with_a_fault_of_its_own_is_tried_again(link, engines, sett
             self.fail_once("desired")
             return await link.desired(after)
 
+        async def order(self, after):
+            self.fail_once("order")
+            return await link.order(after)
+
         async def wait_open(self):
             self.fail_once("open")
             await link.wait_open()
@@ -368,7 +372,7 @@ async def test_a_link_with_a_fault_of_its_own_is_tried_again(link, engines, sett
         link.desire()
         await link.wait_state(spec, ENDED)
     raised = [str(record.exc_info[1]) for record in caplog.records if record.exc_info]
-    assert {"NodeRegistered", "ShardChanged", "desired", "open"} <= set(raised)
+    assert {"NodeRegistered", "ShardChanged", "WeightsReported", "desired", "open", "order"} <= set(raised)
 
 
 AGENT = """
@@ -376,7 +380,7 @@ import sys
 import msgspec, trio
 from dataclasses import dataclass
 from pathlib import Path
-from llmgw.agent.settings import AgentSettings
+from llmgw.agent.settings import AgentSettings, WeightsSettings
 from llmgw.agent.tree import serve_node
 from llmgw.core.effects import Desire
 from llmgw.core.replica import ShardSpec
@@ -399,7 +403,13 @@ class Link:
     async def wait_lost(self):
         await trio.sleep_forever()
 
-settings = AgentSettings(node_id=spec.node, state=Path(sys.argv[2]), engine_ports=tuple(map(int, sys.argv[3:5])))
+    async def order(self, after):
+        await trio.sleep_forever()
+
+state = Path(sys.argv[2])
+ports = tuple(map(int, sys.argv[3:5]))
+weights = WeightsSettings(cache=state / "weights")
+settings = AgentSettings(node_id=spec.node, state=state, weights=weights, engine_ports=ports)
 trio.run(lambda: serve_node(Link(), engines=load_engines(), settings=settings))
 """
 

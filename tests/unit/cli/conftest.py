@@ -48,8 +48,8 @@ class Plugin:
     @hookimpl
     def engine_validate(self, model: Model, profile: Profile) -> list[Problem]:
         problems = [Problem(key="args", message="--bad is not a flag")] if "--bad" in profile.args else []
-        if model.source == "bad":
-            problems.append(Problem(key="source", message="bad is not for toys"))
+        if model.source == "org/bad":
+            problems.append(Problem(key="source", message="org/bad is not for toys"))
         return problems
 
     @hookimpl

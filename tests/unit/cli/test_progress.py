@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import sys
 
-from llmgw.cli.progress import Shown, terminal
+from llmgw.cli.progress import Bars, Shown, terminal
 
 
 class Terminal(io.StringIO):
@@ -47,3 +47,35 @@ def test_a_line_takes_the_place_of_the_bar() -> None:
 
 def test_a_bar_is_for_a_terminal_only() -> None:
     assert (terminal() is None) is not sys.stderr.isatty()
+
+
+def test_of_several_each_has_a_line_now_and_then() -> None:
+    lines: list[str] = []
+    with Bars(None, lines.append) as bars:
+        for percent in range(0, 30, 5):
+            bars.show("n1", percent, 100, f"fetching {percent} %, {40 - percent}s left")
+        bars.show("n2", 0, None, "waits")
+        bars.show("n2", 0, None, "waits")
+        bars.say("nobody answers")
+        bars.show("n1", 100, 100, "ready")
+    assert lines == [
+        "n1: fetching 0 %, 40s left",
+        "n1: fetching 10 %, 30s left",
+        "n1: fetching 20 %, 20s left",
+        "n2: waits",
+        "nobody answers",
+        "n1: ready",
+    ]
+
+
+def test_of_several_a_terminal_gets_a_bar_for_each() -> None:
+    out = Terminal()
+    with Bars(out) as bars:
+        bars.show("n[b]1", 1_000_000, 2_000_000, "fetching [50 %]")
+        bars.show("n2", 0, None, "waits")
+        bars.say("nobody [answers]")
+        bars.show("n[b]1", 2_000_000, 2_000_000, "ready")
+    shown = out.getvalue()
+    assert "n[b]1" in shown
+    assert "2.0/2.0 MB" in shown
+    assert "nobody [answers]" in shown

@@ -133,8 +133,8 @@ def test_what_is_written_is_what_is_loaded(files: Path) -> None:
         ("seeding: on", "1:1 seeding: must be text, not 'on'"),
         ("seeding: peers", "1:1 seeding: 'peers' is not one of direct, off, relay"),
         ("relay_rate: 5MB", "1:1 relay_rate: is for seeding: relay, and seeding is direct; leave it out"),
-        ("{seeding: relay, relay_rate: 999kB}", "1:18 relay_rate: must be at least 1000000 bytes"),
-        ("{seeding: relay, relay_rate: fast}", "1:18 relay_rate: "),
+        ("seeding: relay\nrelay_rate: 999kB", "2:1 relay_rate: must be at least 1000000 bytes"),
+        ("seeding: relay\nrelay_rate: fast", "2:1 relay_rate: "),
         ("models: [{name: m}]", "1:10 models[0].source: is missing"),
         (
             f"models: [{MODEL.replace('/m', './m')}]",

@@ -6,4 +6,4 @@ import sys
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "fakes" / "origin"))

@@ -17,6 +17,7 @@ from llmgw.core.weights import (
     FileListed,
     Listing,
     Manifest,
+    NodeWeights,
     Origin,
     count_pieces,
     find_wanted,
@@ -140,4 +141,9 @@ def test_the_newest_of_each_source_and_what_is_used_stays() -> None:
     gone = replace(old, source="hf:o/r/gone")
     for cached in ([old, new, used, gone], [gone, used, new, old]):
         assert find_wanted(["hf:o/r/f"], cached) == {("hf:o/r/f", "2"), ("hf:o/r/f", "0")}
+    half = replace(old, commit="3", fetched_at=9.0, whole=False)
+    # what can be resumed stays as well, and stands in for nothing
+    assert find_wanted(["hf:o/r/f"], [old, half]) == {("hf:o/r/f", "1"), ("hf:o/r/f", "3")}
+    assert find_wanted([], [half]) == frozenset()
+    assert NodeWeights(cached=(old, half)).whole == (old,)
     assert find_wanted([], [replace(gone, in_use=True), old]) == {("hf:o/r/gone", "1")}

@@ -314,13 +314,14 @@ async def test_where_the_origin_is_off_the_listing_and_all_pieces_come_from_a_me
     tmp_path: Path, origin: FakeOrigin, content: bytes
 ) -> None:
     async with open_cluster(tmp_path, origin.url) as cluster:
-        first, second = await cluster.add("n1"), await cluster.add("n2")
+        first, *others = [await cluster.add(name) for name in ("n1", "n2", "n3")]
         await cluster.fetch(first, TEXT)
         origin.fault(status=503)
-        for newest in (False, True):
-            manifest = await cluster.fetch(second, TEXT, newest=newest)
-            assert read_kept(second, manifest, "x.bin") == content
-            assert second.last.origin_bytes == 0
+        for node, newest in zip(others, (False, True), strict=True):
+            with trio.fail_after(60):
+                manifest = await cluster.fetch(node, TEXT, newest=newest)
+            assert read_kept(node, manifest, "x.bin") == content
+            assert node.last.origin_bytes == 0
 
 
 async def test_what_can_never_change_is_not_asked_for_again(tmp_path: Path, origin: FakeOrigin) -> None:

@@ -9,13 +9,15 @@ import trio
 import trio.testing
 
 from llmgw.core.effects import Desire
-from llmgw.core.events import NodeLost, NodeRegistered, NodeReported, NodeSilent
+from llmgw.core.events import NodeLost, NodeRegistered, NodeReported, NodeSilent, WeightsReported
 from llmgw.core.fleet import Fleet
 from llmgw.core.node import FabricFound, Node, NodeId
+from llmgw.core.weights import NodeWeights, WeightsOrder
 from llmgw.counters import Counters
 from llmgw.errors import LlmgwError
 from llmgw.server.agents import CLOCK_LOOKS, QUEUED_SECONDS, SEEN_SECONDS, FleetAgents
 from llmgw.server.scheduler import Scheduler
+from llmgw.server.weights import Weights
 
 N1 = NodeId("n1")
 NODE = Node(id=N1, cores=4, cpu_flags=frozenset(), memory_gb=16.0, memory_available_gb=8.0)
@@ -48,7 +50,10 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.scheduler = Scheduler(Fleet())
-        self.agents = FleetAgents(self.scheduler, self.nodes, counters=self.counters, wall=lambda: self.hour)
+        self.weights = Weights(self.scheduler, counters=self.counters)
+        self.agents = FleetAgents(
+            self.scheduler, self.nodes, weights=self.weights, counters=self.counters, wall=lambda: self.hour
+        )
 
     def counted(self, name: str) -> dict[tuple[str, ...], float]:
         return self.counters.by_name[name].values
@@ -189,3 +194,19 @@ async def test_a_fabric_that_comes_back_is_told_and_goes_down_again_as_another_t
         "node n1: fabric ib-a is in service again",
         "node n1: fabric ib-a is out of service: no port",
     ]
+
+
+async def test_what_a_node_says_of_weights_is_known_and_it_is_told_of_them() -> None:
+    async with serving(Bench()) as bench:
+        await bench.agents.report(NodeRegistered(node=NODE))
+        told: list[WeightsOrder] = []
+        leave = bench.agents.follow_orders(N1, told.append)
+        assert told == [WeightsOrder()]
+        weights = NodeWeights(seed="10.0.0.1:7444")
+        await bench.agents.report(WeightsReported(node=N1, weights=weights))
+        assert bench.weights.known == {N1: weights}
+        assert bench.weights.takes_orders(N1)
+        leave()
+        assert not bench.weights.takes_orders(N1)
+        bench.agents.forget(N1)
+        assert bench.weights.known == {}

@@ -231,7 +231,12 @@ async def test_a_path_of_the_operators_machine_is_refused(make: Make, source: st
     assert problem.startswith(f"dir/m.yaml:2:1 source: {source!r} is a path o")
 
 
-@pytest.mark.parametrize("source", ["m.gguf", "models/m.gguf"])
+async def test_what_is_no_source_at_all_is_refused(make: Make) -> None:
+    (problem,) = await wrong(await make(), text_of("m", source="m.gguf"))
+    assert problem.startswith("dir/m.yaml:2:1 source: 'm.gguf': a source is a whole path (/…), ")
+
+
+@pytest.mark.parametrize("source", ["models/m.gguf"])
 async def test_a_file_that_is_no_whole_path_is_refused(make: Make, source: str) -> None:
     (problem,) = await wrong(await make(), text_of("m", source=source))
     assert problem == (
@@ -317,10 +322,10 @@ async def test_whoever_names_an_adapter_is_told_its_model(make: Make) -> None:
 
 
 async def test_adapters_and_what_else_is_read_need_whole_paths_too(make: Make) -> None:
-    text = ADAPTED.replace("/sql.gguf", "sql.gguf").replace("/eyes.gguf", "eyes.gguf")
+    text = ADAPTED.replace("/sql.gguf", "models/sql.gguf").replace("/eyes.gguf", "models/eyes.gguf")
     projector, lora = await wrong(await make(), text)
-    assert projector.startswith("dir/m.yaml:9:1 mmproj: 'eyes.gguf' is no whole path")
-    assert lora.startswith("dir/m.yaml:8:15 loras[0].source: 'sql.gguf' is no whole path")
+    assert projector.startswith("dir/m.yaml:9:1 mmproj: 'models/eyes.gguf' is no whole path")
+    assert lora.startswith("dir/m.yaml:8:15 loras[0].source: 'models/sql.gguf' is no whole path")
 
 
 async def test_what_engines_are_told_is_kept_and_shown(make: Make) -> None:

@@ -18,6 +18,7 @@ from llmgw.admin.management import Refused
 from llmgw.admin.views import (
     ClassView,
     FabricView,
+    HoldingView,
     ModelStatus,
     NodeState,
     Origin,
@@ -25,12 +26,15 @@ from llmgw.admin.views import (
     ToolsChecked,
 )
 from llmgw.config.definition import Definition, parse_definitions
-from llmgw.core.events import FactsKnown, NodeRegistered, NodesExpected, ShardChanged
+from llmgw.core.events import FactsKnown, NodeRegistered, NodesExpected, ShardChanged, WeightsReported
 from llmgw.core.fleet import Fleet
 from llmgw.core.learned import Fact, make_key
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import FabricFound, Gpu, NodeId
 from llmgw.core.replica import ReplicaId, ShardState
+from llmgw.core.sizing import Format, Needs
+from llmgw.core.weights import Cached, Collected, Fetch, NodeWeights, Phase, WeightsOrder
+from llmgw.counters import Counters
 from llmgw.dialects.toolcheck import Report, Verdict
 from llmgw.engines import READY, Command, EngineInfo, Health, Launch, SourceKind, hookimpl
 from llmgw.engines.registry import Engine, Found, open_engine
@@ -44,6 +48,8 @@ from llmgw.server.marking import Marking
 from llmgw.server.pages import serve_pages
 from llmgw.server.returning import Returning
 from llmgw.server.scheduler import Scheduler
+from llmgw.server.supplying import Supplying
+from llmgw.server.weights import Weights
 
 WHEN = 1_700_000_000.0
 
@@ -178,6 +184,7 @@ class Bench:
             reread=self._reread,
             wall=lambda: WHEN,
         )
+        self.weights = Weights(self.scheduler, counters=Counters())
         self.holds, self.facts = kept.holds, kept.facts
         self.holding = Holding(self.scheduler, kept.holds, defining=self.defining, histories=histories)
         self.returning = Returning(self.scheduler, defining=self.defining, histories=histories, facts=kept.facts)
@@ -193,6 +200,7 @@ class Bench:
             holding=self.holding,
             returning=self.returning,
             learning=Learning(self.scheduler, kept.facts, defining=self.defining),
+            supplying=Supplying(self.scheduler, self.weights),
             skews=self.skews,
             describe_store=lambda: StoreView(kind="memory", where="here", failing=self.failing),
             check_tools=self._check_tools,
@@ -566,6 +574,17 @@ async def test_what_would_become_of_a_definition_is_told_and_nothing_is_stored(m
         await bench.manage.explain_what_if("m.yaml", text_of("new", alias="written"))
 
 
+async def test_a_place_is_planned_for_sizes_alone(make: Make, node: Any) -> None:
+    bench = await make()
+    await bench.scheduler.post(NodeRegistered(node=node))
+    await bench.settled()
+    view = await bench.manage.plan(Needs(source="org/m", format=Format.GGUF, memory_gb=1.0))
+    assert view.engines == ("e",)
+    assert [[fit.node for fit in place.fits] for place in view.places] == [["n1"]]
+    assert (await bench.manage.plan(Needs(source="org/m", format=Format.SAFETENSORS, memory_gb=1.0))).engines == ()
+    assert (bench.store.kept, await bench.settled()) == ({}, [])
+
+
 async def test_engines_are_the_servers_plugins_and_the_nodes_binaries(make: Make, node: Any) -> None:
     bench = await make()
     bench.links = (Link(NodeId("n1")), Link(NodeId("n2")))
@@ -593,3 +612,53 @@ async def test_a_declared_model_shows_where_and_why_it_does_not_run(make: Make, 
     assert (detail.text, detail.added_at) == (None, None)
     with pytest.raises(Refused, match="there is no model n"):
         bench.manage.model("n")
+
+
+FETCHED = "hf:org/repo/a.gguf"
+OLD = Cached(source="hf:org/repo/old.gguf", commit="c1", size_bytes=5, fetched_at=1.0)
+FETCH = Fetch(source=FETCHED, phase=Phase.FETCHING, commit="c1", total_bytes=9, stalled_seconds=99.0)
+
+
+async def test_weights_that_are_there_and_on_their_way_are_shown(make: Make, node: Any, a_model: Any) -> None:
+    bench = await make(Store(replace(a_model("tiny"), source=FETCHED)))
+    bench.links = (Link(node.id),)
+    await bench.scheduler.settle(NodeRegistered(node=node))
+    weights = WeightsReported(node=node.id, weights=NodeWeights(cached=(OLD,), fetches=(FETCH,)))
+    bench.weights.heed(weights)
+    await bench.scheduler.settle(weights)
+    status = await bench.manage.status()
+    assert status.holdings == {"": HoldingView(nodes=1, models={}, none=("tiny",))}
+    assert [(each.source, each.nodes, each.stalled) for each in status.fetching] == [(FETCHED, 1, 1)]
+    assert f"nothing of {FETCHED} has come for more than 60 s" in [each.message for each in status.concerns]
+    (view,) = (await bench.manage.weights()).nodes
+    assert (view.node, view.state, view.free_bytes) == ("n1", NodeState.READY, 5)
+    assert view.fetches == (FETCH,)
+
+
+async def test_weights_are_pulled_and_removed(make: Make, node: Any, nursery: trio.Nursery) -> None:
+    bench = await make()
+    bench.links = (Link(node.id),)
+    await bench.scheduler.settle(NodeRegistered(node=node))
+    bench.weights.heed(NodeRegistered(node=node))
+    nursery.start_soon(bench.weights.serve)
+    orders, send = [], trio.Event()
+
+    def tell(order: WeightsOrder) -> None:
+        orders.append(order)
+        if order.collect is not None:
+            send.set()
+
+    bench.weights.follow(node.id, tell)
+    pull = await bench.manage.pull_weights(FETCHED, ())
+    assert [each.node for each in pull.nodes] == ["n1"]
+    assert await bench.manage.pull(pull.number) == pull
+    bench.weights.heed(WeightsReported(node=node.id, weights=NodeWeights(cached=(OLD,))))
+
+    async def answer() -> None:
+        await send.wait()
+        collected = Collected(number=orders[-1].collect.number, freed_bytes=5)
+        bench.weights.heed(WeightsReported(node=node.id, weights=NodeWeights(collected=collected)))
+
+    nursery.start_soon(answer)
+    (done,) = (await bench.manage.collect_weights()).nodes
+    assert (done.node, done.freed_bytes, done.why) == ("n1", 5, None)

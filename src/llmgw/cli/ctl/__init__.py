@@ -26,6 +26,7 @@ COMMANDS = {
     "stop": "Hold a model at zero, or replace a replica.",
     "tool-check": "Check whether tool calls work at a model, and if not, why.",
     "uncordon": "Let a node take new replicas again.",
+    "weights": "The weights that nodes have fetched and fetch, and what of them could be freed.",
 }
 
 

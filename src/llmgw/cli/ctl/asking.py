@@ -45,6 +45,12 @@ _MEASURED = {
     "seconds_ago",
     "held_up",
     "size_bytes",
+    "done_bytes",
+    "rate",
+    "left_seconds",
+    "stalled_seconds",
+    "origin_bytes",
+    "peer_bytes",
 }
 
 Command = TypeVar("Command", bound=Callable[..., Any])

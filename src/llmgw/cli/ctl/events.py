@@ -172,7 +172,7 @@ def shape_json(event: Any) -> str:
 def shape_text(event: Any, *, verbose: bool) -> str:
     """A line, and with ``verbose`` the engine's last below it."""
     about = ", ".join(shown(event[key]) for key in ("model", "node") if event.get(key) is not None)
-    line = f"{_when(event['at'])}  {shown(event['what']):<8}  {about or UNKNOWN:<16}  {shown(event['text'])}"
+    line = f"{_when(event['at'])}  {shown(event['what']):<9}  {about or UNKNOWN:<16}  {shown(event['text'])}"
     said = [f"    {shown(each)}" for each in event["lines"]] if verbose else []
     return "\n".join([click.style(line, fg="yellow") if event["warning"] else line, *said])
 

@@ -11,6 +11,7 @@ COMMANDS = {
     "edit": "Edit the definition of a model that was added.",
     "facts": "What launches of a model have shown of the memory and time that it takes.",
     "history": "The definitions that a model has had, and what became of each.",
+    "plan": "How much disk and memory a model takes, and where it would fit now.",
     "rm": "Remove a model that was added.",
     "rollback": "Give a model that was added an earlier definition again.",
     "show": "Everything about one model.",

@@ -9,6 +9,7 @@ import click
 
 from llmgw.cli.ctl.asking import Asked, operator_options, show
 from llmgw.cli.ctl.drawing import Block, Grid, shown
+from llmgw.cli.ctl.fetches import tell_fetch
 
 COLUMNS = ("MODEL", "SERVING", "REPLICAS", "STATUS", "ALIASES")
 
@@ -20,7 +21,8 @@ def command(*, asked: Asked) -> None:
 
     REPLICAS is ready/wanted. STATUS is ready, loading, waiting (no node can run it now), failed, unreachable (its node
     is lost), stopping, on-demand (loads when somebody asks) or stopped (scaling.max is 0, or `llmgw ctl stop`). Below
-    stands which of them is held by an operator, on its way to another definition, or goes on by an earlier one.
+    stands which of them is held by an operator, on its way to another definition, or goes on by an earlier one, and
+    what those wait for that no node can run.
     `llmgw ctl model show NAME` says more.
     """
     show(asked, "/models", draw)
@@ -34,9 +36,10 @@ def draw(answer: Any) -> list[Block]:
 
 
 def _tell_course(model: dict[str, Any]) -> Iterator[str]:
-    """What an operator or a definition has made of it, which its status does not say."""
-    if model.get("held") or model.get("failed") is not None:
-        yield shown(model.get("detail"))
+    """What an operator or a definition has made of it, or what it waits for, which its status does not say."""
+    told = model.get("held") or model.get("failed") is not None or model["status"] == "waiting"
+    if told and (detail := model.get("detail")) is not None:
+        yield shown(detail)
     if (rolling := model.get("rolling")) is not None:
         yield shown(rolling)
 
@@ -46,6 +49,11 @@ def _row(model: dict[str, Any]) -> tuple[str, ...]:
         shown(model["name"]),
         "yes" if model["serving"] else "no",
         f"{model['ready']}/{model['wanted']}",
-        shown(model["status"]),
+        _status(model),
         ",".join(shown(alias) for alias in model["aliases"]),
     )
+
+
+def _status(model: dict[str, Any]) -> str:
+    fetch = model.get("fetch")
+    return shown(model["status"]) if fetch is None else f"{shown(model['status'])}: {tell_fetch(fetch)}"

@@ -64,8 +64,13 @@ def _marked(node: dict[str, Any]) -> str:
 
 
 def _lines(node: dict[str, Any]) -> Iterator[str]:
-    """What is the matter with it, and how far it is with its drain."""
+    """What is the matter with it, what of it is kept, and how far it is with its drain."""
     yield from node.get("warnings") or ()
+    for kept in node.get("kept") or ():
+        gpus, gb = len(kept["gpus"]), kept["memory_gb"]
+        room = [f"{gpus} GPU{'' if gpus == 1 else 's'}"] if gpus else []
+        room += [f"{gb:.3g} GB of memory"] if gb else []
+        yield f"{' and '.join(room)} kept for {shown(kept['model'])} until it runs again, for a minute at most"
     if node.get("draining") and (waits := node.get("drain_waits_for")) is not None:
         left = node.get("drain_seconds_left")
         # (no deadline reaches a node that is away)

@@ -10,6 +10,7 @@ import click
 from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show
 from llmgw.cli.ctl.client import ToldNo, as_word
 from llmgw.cli.ctl.drawing import Block, Grid, listed, shown
+from llmgw.cli.ctl.fetches import tell_fetch, tell_whole
 from llmgw.cli.ctl.figures import ago, percent
 
 COLUMNS = ("REPLICA", "MODEL", "NODE", "STATE", "SINCE", "RUNNING", "WAITING", "CACHE", "HITS", "DETAIL")
@@ -18,7 +19,9 @@ SHARD_COLUMNS = ("REPLICA", "RANK", "NODE", "STATE", "SINCE", "GPUS", "DETAIL")
 
 @click.command("replicas")
 @click.argument("model", required=False)
-@click.option("--verbose", is_flag=True, help="Each shard of all of them, with its engine's last lines.")
+@click.option(
+    "--verbose", is_flag=True, help="Each shard of all of them, its weights on their way, its engine's last lines."
+)
 @operator_options
 def command(*, model: str | None, verbose: bool, asked: Asked) -> None:
     """Show the replicas, all or those of MODEL (or of the model of that alias).
@@ -55,6 +58,7 @@ def draw(answer: Any, *, verbose: bool = False) -> list[Block]:
         blocks += _short_of_context(replica)
         blocks += _last_words(replica)
         if verbose:
+            blocks += _fetches(replica)
             blocks += _last_words_of_shards(replica)
     return blocks
 
@@ -72,10 +76,17 @@ def _shards(replica: dict[str, Any], *, verbose: bool) -> list[tuple[str, ...]]:
             _state(shard["state"]),
             ago(shard["seconds_in_state"]),
             listed(shard.get("gpus")),
-            shown(shard.get("cause") or shard.get("progress") or ""),
+            _tell_progress(shard),
         )
         for shard in shards
     ]
+
+
+def _fetches(replica: dict[str, Any]) -> list[Block]:
+    """The weights that its shards wait for, with all that is known of them."""
+    shards = [shard for shard in replica.get("shards") or () if shard.get("fetch") is not None]
+    lines = [f"{shown(replica['replica'])} on {shown(each['node'])}: {tell_whole(each['fetch'])}" for each in shards]
+    return ["", *lines] if lines else []
 
 
 def _short_of_context(replica: dict[str, Any]) -> list[Block]:
@@ -136,7 +147,15 @@ def _detail(replica: dict[str, Any]) -> str:
         count = replica.get("in_flight")
         left = "" if count is None else f"; {count} {'request' if count == 1 else 'requests'} in flight"
         return f"{shown(replica['draining'])}{left}"
-    return shown(replica.get("cause") or replica.get("progress") or "")
+    return _tell_progress(replica)
+
+
+def _tell_progress(each: dict[str, Any]) -> str:
+    """How far a replica or a shard is, or why it ended."""
+    cause, fetch = each.get("cause"), each.get("fetch")
+    if cause is None and fetch is not None:
+        return tell_fetch(fetch)
+    return shown(cause or each.get("progress") or "")
 
 
 def _state(state: str) -> str:

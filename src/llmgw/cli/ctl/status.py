@@ -9,6 +9,7 @@ import click
 
 from llmgw.cli.ctl.asking import Asked, operator_options, show
 from llmgw.cli.ctl.drawing import Block, shown
+from llmgw.cli.ctl.fetches import tell_sum
 from llmgw.cli.ctl.figures import free_of, lasted, share_gb
 from llmgw.units import format_size
 
@@ -47,7 +48,19 @@ def _lines(answer: Any) -> Iterator[tuple[str, str]]:
     for name, each in answer["fabrics"].items():
         down = f", {each['down']} out of service" if each["down"] else ""
         yield "fabric", f"{shown(name)} {each['whole_free']}/{each['total']} nodes whole and free{down}"
+    for name, each in (answer.get("holdings") or {}).items():
+        if each["models"] or each["none"]:
+            yield "weights", f"{shown(name)} {_held(each)}" if name else _held(each)
+    for each in answer.get("fetching") or ():
+        yield "fetching", tell_sum(each)
     yield "store", _store(answer["store"])
+
+
+def _held(each: Any) -> str:
+    """Which models lie on how many nodes of a fabric, and which on none: those can't be served there at once."""
+    held = _few([f"{name} {count}/{each['nodes']}" for name, count in each["models"].items()])
+    none = f"on no node {_few(each['none'])}" if each["none"] else ""
+    return "; ".join(filter(None, (held, none)))
 
 
 def _store(store: Any) -> str:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ from llmgw.cli import main
 from llmgw.cli.ctl.address import Address
 from llmgw.cli.ctl.asking import Asked
 from llmgw.cli.ctl.client import Operator
+
+sys.path.insert(0, str(Path(__file__).parents[3] / "fakes" / "origin"))
 
 
 @dataclass(frozen=True)

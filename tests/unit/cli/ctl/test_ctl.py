@@ -39,7 +39,9 @@ def run_in_program(*words: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "words", [(), ("model",), ("node",), ("engine-check",), ("tool-check",), *asking()], ids=" ".join
+    "words",
+    [(), ("model",), ("node",), ("weights", "pull"), ("engine-check",), ("tool-check",), *asking()],
+    ids=" ".join,
 )
 def test_help_loads_nothing_heavy(words: tuple[str, ...]) -> None:
     _, code, *loaded = run_in_program(*words, "--help").split()

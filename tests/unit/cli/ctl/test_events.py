@@ -54,9 +54,9 @@ def test_events_are_lines_with_the_newest_last(port: Any, ctl: Any) -> None:
     assert (ended.status, ended.err) == (0, "")
     assert all(WHEN.match(line) for line in ended.out.splitlines())
     assert lines_of(ended.out) == [
-        "node      gpu01             thing 1",
-        "failed    qwen, gpu01       rep-qwen-1 ended: out of memory",
-        "brake     -                 thing 3",
+        "node       gpu01             thing 1",
+        "failed     qwen, gpu01       rep-qwen-1 ended: out of memory",
+        "brake      -                 thing 3",
     ]
 
 

@@ -74,6 +74,20 @@ def test_a_cordon_is_part_of_the_state(port: Any, ctl: Any) -> None:
     assert ctl("nodes").out.splitlines()[1].split()[:2] == ["gpu01", "ready,cordoned"]
 
 
+def test_room_that_is_kept_for_a_model_stands_below(port: Any, ctl: Any) -> None:
+    kept = [
+        {"model": "a", "gpus": ["GPU-1", "GPU-2"], "memory_gb": 64.0},
+        {"model": "b", "gpus": ["GPU-3"], "memory_gb": 0.0},
+        {"model": "c", "gpus": [], "memory_gb": 1.5},
+    ]
+    port.will_answer("GET", "/nodes", {"nodes": [{**N1, "kept": kept}]})
+    assert ctl("nodes").out.splitlines()[-3:] == [
+        "gpu01: 2 GPUs and 64 GB of memory kept for a until it runs again, for a minute at most",
+        "gpu01: 1 GPU kept for b until it runs again, for a minute at most",
+        "gpu01: 1.5 GB of memory kept for c until it runs again, for a minute at most",
+    ]
+
+
 def test_a_drain_is_part_of_the_state_and_what_it_waits_for_stands_below(port: Any, ctl: Any) -> None:
     going = {**N1, "cordoned": True, "draining": True, "drain_waits_for": "rep-m-1 is stopping"}
     timed = {**going, "node": "gpu02", "drain_seconds_left": 61.0}

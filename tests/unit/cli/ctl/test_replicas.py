@@ -163,3 +163,43 @@ def test_a_model_that_nobody_knows_is_no_empty_table(port: Any, ctl: Any) -> Non
     port.will_answer("GET", "/replicas?model=m", {"replicas": []})
     ended = ctl("replicas", "m")
     assert (ended.status, ended.out, ended.err) == (1, "", "llmgw: there is no model m; did you mean n?\n")
+
+
+FETCH = {
+    "source": "hf:o/r/f.gguf",
+    "phase": "fetching",
+    "done_bytes": 42,
+    "total_bytes": 100,
+    "origin_bytes": 30,
+    "peer_bytes": 12,
+    "rate": 6.0,
+}
+FETCHING = {
+    **LOADING,
+    "state": "preparing",
+    "progress": "fetches the weights",
+    "fetch": FETCH,
+    "shards": [
+        {"rank": 0, "node": "n1", "state": "preparing", "seconds_in_state": 1.0, "fetch": FETCH},
+        {"rank": 1, "node": "n2", "state": "prepared", "seconds_in_state": 1.0, "progress": "waits"},
+    ],
+}
+
+
+def test_weights_on_their_way_are_told_in_percent(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/replicas", {"replicas": [FETCHING]})
+    table, shards = ctl("replicas").out.split("\n\n")
+    assert table.splitlines()[1].endswith("fetching 42 %")
+    assert [line.split("  ")[-1].strip() for line in shards.splitlines()[1:]] == ["fetching 42 %", "waits"]
+
+
+def test_verbose_tells_all_of_weights_on_their_way(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/replicas", {"replicas": [FETCHING]})
+    assert ctl("replicas", "--verbose").out.split("\n\n")[2].splitlines() == [
+        "rep-o-1 on n1: hf:o/r/f.gguf: fetching 42 %, 42B of 100B, 6B/s, 30B from its origin and 12B from other nodes"
+    ]
+
+
+def test_a_cause_says_more_than_a_fetch(port: Any, ctl: Any) -> None:
+    port.will_answer("GET", "/replicas", {"replicas": [{**FAILED, "fetch": FETCH}]})
+    assert ctl("replicas").out.splitlines()[1].endswith("out of memory")

@@ -83,3 +83,20 @@ def test_what_holds_all_placing_up_is_told_without_a_brake_too() -> None:
 def test_a_store_that_can_not_be_written_is_told() -> None:
     line = drawn(store={"kind": "sqlite", "where": "/x.db", "failing": "its disk is full"})[4]
     assert line == "store     sqlite /x.db, FAILING"
+
+
+def test_what_each_fabric_holds_and_what_is_on_its_way_are_told() -> None:
+    holdings = {
+        "": {"nodes": 1, "models": {"m": 1}, "none": []},
+        "ib-a": {"nodes": 4, "models": {"m": 4, "n": 1}, "none": ["o"]},
+        "ib-b": {"nodes": 2, "models": {}, "none": ["m", "n"]},
+        "ib-c": {"nodes": 2, "models": {}, "none": []},
+    }
+    fetching = [{"source": "hf:o/r/f", "nodes": 2, "done_bytes": 1, "total_bytes": 2, "stalled": 1}]
+    assert drawn(store={"kind": "sqlite", "where": "/x.db"}, holdings=holdings, fetching=fetching)[4:] == [
+        "weights   m 1/1",
+        "weights   ib-a m 4/4, n 1/4; on no node o",
+        "weights   ib-b on no node m, n",
+        "fetching  hf:o/r/f on 2 nodes, 50% of 2B, 1 stalled",
+        "store     sqlite /x.db",
+    ]

@@ -1,0 +1,164 @@
+"""Fetches of a node: one for all who wait for the same source, and over when nobody does any more."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import dataclass, field
+
+import trio
+
+from llmgw.agent.describing import describe_fetch, show_bytes, show_seconds
+from llmgw.agent.hands import Depot
+from llmgw.core.weights import Fetch, Manifest, Phase, Source, Swarm
+from llmgw.errors import EngineFailed
+from llmgw.host.weights_errors import show_url
+
+log = logging.getLogger(__name__)
+
+LOG_SECONDS = 10.0
+SHOWN_COMMIT = 12
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Fetching:
+    """One source that is on its way. ``wanted`` is who waits for it, and how each is told; nobody left ends it."""
+
+    source: Source
+    newest: bool
+    told: Fetch
+    began_at: float
+    wanted: dict[Hashable, Callable[[Fetch], None]] = field(default_factory=dict)
+    scope: trio.CancelScope = field(default_factory=trio.CancelScope)
+    done: trio.Event = field(default_factory=trio.Event)
+    manifest: Manifest | None = None
+    failure: EngineFailed | None = None
+
+    def read(self) -> Manifest:
+        """What was fetched. Raises EngineFailed."""
+        if self.manifest is None:
+            raise self.failure or EngineFailed(f"{show_url(self.source.text)} is not fetched any more")
+        return self.manifest
+
+
+class Fetches:
+    """Those that are under way, by their sources. ``begin`` starts each as a task (as ``Nursery.start_soon`` does);
+    ``find_swarm`` says who else has one; ``changed`` is called when there is something new of any of them, ``turned``
+    when that is what other nodes wait for, and ``kept`` with what has come, before whoever waits for it goes on."""
+
+    __slots__ = ("_begin", "_changed", "_depot", "_find_swarm", "_kept", "_logged", "_running", "_turned")
+
+    def __init__(
+        self,
+        depot: Depot,
+        *,
+        begin: Callable[..., object],
+        find_swarm: Callable[[str], Swarm | None],
+        changed: Callable[[], None],
+        turned: Callable[[], None],
+        kept: Callable[[Manifest], None],
+    ) -> None:
+        self._depot = depot
+        self._begin = begin
+        self._find_swarm = find_swarm
+        self._changed = changed
+        self._turned = turned
+        self._kept = kept
+        self._running: dict[str, Fetching] = {}
+        self._logged: dict[str, float] = {}
+
+    def __iter__(self) -> Iterator[Fetching]:
+        return iter(self._running.values())
+
+    def __bool__(self) -> bool:
+        return bool(self._running)
+
+    def tell(self) -> None:
+        """Tell all who wait how far it is."""
+        for fetching in self:
+            for tell in fetching.wanted.values():
+                tell(fetching.told)
+
+    async def wait(
+        self, source: Source, want: Hashable, tell: Callable[[Fetch], None], *, newest: bool = False
+    ) -> Fetching:
+        """Wait for the end of a fetch with all others who do; ``want`` is who waits. Who wants the newest waits for one
+        that was begun for that."""
+        while True:
+            fetching = self._running.get(source.text)
+            if fetching is None:
+                fetching = self._start(source, newest=newest)
+            elif fetching.scope.cancel_called or (newest and not fetching.newest):
+                await fetching.done.wait()
+                continue
+            fetching.wanted[want] = tell
+            self._changed()
+            try:
+                await fetching.done.wait()
+            finally:
+                del fetching.wanted[want]
+                if not fetching.wanted:
+                    fetching.scope.cancel()
+            return fetching
+
+    def _start(self, source: Source, *, newest: bool) -> Fetching:
+        told = Fetch(source=source.text, phase=Phase.RESOLVING)
+        fetching = Fetching(source=source, newest=newest, told=told, began_at=trio.current_time())
+        self._running[source.text] = fetching
+        self._turned()
+        log.info("fetching %s", show_url(source.text))
+        self._begin(self._carry, fetching, name=f"fetch {source.name}")
+        return fetching
+
+    async def _carry(self, fetching: Fetching) -> None:
+        """One fetch to its end; whatever happens in it, the others go on."""
+        source = fetching.source
+        try:
+            with fetching.scope:
+                fetching.manifest = await self._depot.fetch(
+                    source,
+                    swarm=lambda: self._find_swarm(source.text),
+                    tell=lambda fetch: self._note(fetching, fetch),
+                    newest=fetching.newest,
+                )
+                self._kept(fetching.manifest)
+        except EngineFailed as error:
+            fetching.failure = error
+        except Exception as error:
+            log.exception("the fetch of %s ends by a fault of llmgw", show_url(source.text))
+            fetching.failure = EngineFailed(f"a fault of llmgw itself: {type(error).__name__}: {error}")
+        finally:
+            del self._running[source.text]
+            self._logged.pop(source.text, None)
+            fetching.done.set()
+            self._turned()
+        _log_end(fetching)
+
+    def _note(self, fetching: Fetching, fetch: Fetch) -> None:
+        before, fetching.told = fetching.told, fetch
+        now, text = trio.current_time(), fetch.source
+        is_over = fetch.phase in (Phase.READY, Phase.FAILED)
+        if not is_over and now - self._logged.get(text, fetching.began_at) >= LOG_SECONDS:
+            self._logged[text] = now
+            log.info("%s", describe_fetch(fetch))
+        if (before.phase, before.commit) != (fetch.phase, fetch.commit):
+            self._turned()
+        self._changed()
+
+
+def _log_end(fetching: Fetching) -> None:
+    source, manifest, told = show_url(fetching.source.text), fetching.manifest, fetching.told
+    if manifest is not None:
+        log.info(
+            "%s is here (%s): %s in %s; %s came from its origin, %s from other nodes",
+            source,
+            manifest.commit[:SHOWN_COMMIT],
+            show_bytes(manifest.size_bytes),
+            show_seconds(trio.current_time() - fetching.began_at),
+            show_bytes(told.origin_bytes),
+            show_bytes(told.peer_bytes),
+        )
+    elif fetching.failure is not None:
+        log.warning("%s can't be fetched: %s", source, fetching.failure.message)
+    else:
+        log.info("%s is fetched no further: nobody waits for it", source)

@@ -1,0 +1,348 @@
+"""The weights of a node: fetched once for all shards that wait for them, kept while one runs by them, and told of."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+
+import trio
+
+from llmgw.agent.describing import show_bytes
+from llmgw.agent.fetches import SHOWN_COMMIT, Fetches, Fetching
+from llmgw.agent.hands import Hands, Use
+from llmgw.agent.sources import is_file_wanted
+from llmgw.core.node import NodeId
+from llmgw.core.replica import ShardId
+from llmgw.core.weights import (
+    Cached,
+    Collect,
+    Collected,
+    Fetch,
+    Manifest,
+    NodeWeights,
+    Phase,
+    Pull,
+    Swarm,
+    WeightsOrder,
+    key_of,
+    parse_source,
+)
+from llmgw.engines.registry import Engine
+from llmgw.errors import EngineFailed, LlmgwError
+from llmgw.host.weights_errors import show_url
+
+log = logging.getLogger(__name__)
+
+# What is on its way is told no more often, but for its turns: other nodes wait for those, to share it. And no less
+# often, even where nothing seems to change.
+TELL_SECONDS = 1.0
+STILL_SECONDS = 5.0
+
+
+class Weights:
+    """All that an agent does about weights: one for all of its shards."""
+
+    __slots__ = (
+        "_allowed",
+        "_asked",
+        "_begin",
+        "_changed",
+        "_collect",
+        "_collected",
+        "_collecting",
+        "_fetches",
+        "_hands",
+        "_hurried",
+        "_kept",
+        "_pulls",
+        "_seen",
+        "_shared",
+        "_swarms",
+        "_unfinished",
+        "_uses",
+    )
+
+    def __init__(self, hands: Hands) -> None:
+        self._hands = hands
+        self._fetches = Fetches(
+            hands.depot,
+            begin=lambda *args, name: self._begin(*args, name=name),
+            find_swarm=self._find_swarm,
+            changed=self._stir,
+            turned=self._hurry,
+            kept=self._note_kept,
+        )
+        # What each shard runs by, or is about to: by source.
+        self._uses: dict[ShardId, dict[str, tuple[str, Use | None]]] = {}
+        self._swarms: dict[str, Swarm] = {}
+        self._allowed: Mapping[str, Collection[NodeId]] = {}
+        # What came of each pull of an operator, None while it is carried out; those that the server still asks for.
+        self._pulls: dict[Pull, Fetch | None] = {}
+        self._asked: frozenset[Pull] = frozenset()
+        self._collect: int | None = None
+        self._collected: Collected | None = None
+        self._collecting = trio.Lock()
+        # None until the folder was looked at: to tell that there is nothing would be a lie.
+        self._kept: tuple[Manifest, ...] | None = None
+        self._unfinished: tuple[Cached, ...] = ()
+        self._seen: tuple[str, ...] = ()
+        self._shared = False
+        self._changed = trio.Event()
+        # It is not to wait for the next time that something is told.
+        self._hurried = trio.Event()
+        self._begin: Callable[..., None] = _fail_to_begin
+
+    async def serve(
+        self,
+        nursery: trio.Nursery,
+        report: Callable[[NodeWeights], None],
+        look_seconds: float,
+        *,
+        task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Tell for ever what is new, and look for what lies here each ``look_seconds``. Started once there can be
+        fetches; they, and all else that takes its time, run in the nursery."""
+        self._begin = nursery.start_soon
+        await nursery.start(self._hands.depot.serve, self.is_allowed)
+        nursery.start_soon(self._look, look_seconds)
+        task_status.started()
+        told = None
+        while True:
+            with trio.move_on_after(STILL_SECONDS if self._fetches else math.inf):
+                await self._changed.wait()
+            self._changed = trio.Event()
+            self._fetches.tell()
+            now = self.tell()
+            if now is not None and (now != told or self._fetches):
+                report(now)
+                told = now
+            self._hurried = trio.Event()
+            with trio.move_on_after(TELL_SECONDS):
+                await self._hurried.wait()
+
+    def _stir(self) -> None:
+        self._changed.set()
+
+    def _hurry(self) -> None:
+        self._changed.set()
+        self._hurried.set()
+
+    def _find_swarm(self, source: str) -> Swarm | None:
+        return self._swarms.get(source)
+
+    def is_allowed(self, node: NodeId, key: str) -> bool:
+        """Whether a node may take pieces of the source of this key: the server has to have named it for that."""
+        return node in self._allowed.get(key, ())
+
+    # -- what shards need
+
+    async def obtain(self, source: str, engine: Engine, tell: Callable[[Fetch | None], None], *, by: ShardId) -> str:
+        """What the engine is pointed at for this source: itself where it is nothing that llmgw fetches, else the path
+        of what was fetched. ``tell`` is told how that goes, and None when it is over.
+
+        What is whole already is taken without asking anybody whether there is newer. It stays here until the shard
+        gives it back. Raises EngineFailed; being cancelled, it leaves the fetch to others who wait for it.
+        """
+        parsed, hands = parse_source(source), self._hands
+        if not parsed.is_fetched:
+            return source
+        while True:
+            manifest = await hands.run(hands.depot.find, source)
+            if manifest is None:
+                try:
+                    fetched = await self._fetches.wait(parsed, by, tell)
+                finally:
+                    tell(None)
+                manifest = fetched.read()
+            use = await hands.run(hands.depot.use, manifest)
+            if use is not None:
+                self._keep(by, manifest, use)
+                path = await hands.run(_find_path, hands, manifest, is_file_wanted(parsed, engine))
+                return str(path)
+            log.info("%s (%s) was removed before it was used", show_url(source), manifest.commit[:SHOWN_COMMIT])
+
+    def _keep(self, shard: ShardId, manifest: Manifest, use: Use | None) -> None:
+        uses = self._uses.setdefault(shard, {})
+        _, earlier = uses.get(manifest.source, (None, None))
+        if earlier is not None:
+            earlier.close()
+        uses[manifest.source] = manifest.commit, use
+        self._stir()
+
+    async def resume(self, shard: ShardId, runs_by: Sequence[tuple[str, str]]) -> None:
+        """A shard was found running, by these commits of these sources."""
+        if not runs_by:
+            return
+        kept = {(each.source, each.commit): each for each in await self._hands.depot.list()}
+        for source, commit in runs_by:
+            manifest = kept.get((source, commit))
+            use = None
+            try:
+                if manifest is not None:
+                    use = await self._hands.run(self._hands.depot.use, manifest)
+            except LlmgwError as error:
+                # It runs all the same, and is told to be in use.
+                log.warning("shard %s: what it runs by can't be held: %s", shard, error.message)
+            self._uses.setdefault(shard, {})[source] = commit, use
+
+    def find_used(self, shard: ShardId) -> tuple[tuple[str, str], ...]:
+        """What a shard runs by, as pairs of source and commit."""
+        return tuple((source, commit) for source, (commit, _) in self._uses.get(shard, {}).items())
+
+    def give_back(self, shard: ShardId) -> None:
+        """It runs by nothing any more."""
+        for _, use in self._uses.pop(shard, {}).values():
+            if use is not None:
+                use.close()
+        self._stir()
+
+    # -- what the server says
+
+    def order(self, order: WeightsOrder) -> None:
+        """Take all that the server says of weights."""
+        # Of several of one source the first is the one of what this node fetches.
+        swarms = {swarm.source: swarm for swarm in reversed(order.swarms)}
+        # One that is as it was stays the same object: fetches look at theirs all the time.
+        self._swarms |= {source: swarm for source, swarm in swarms.items() if swarm != self._swarms.get(source)}
+        self._swarms = {source: self._swarms[source] for source in swarms}
+        allowed: dict[str, set[NodeId]] = {}
+        for swarm in order.swarms:
+            allowed.setdefault(key_of(swarm.source), set()).update(member.node for member in swarm.members)
+        self._allowed = allowed
+        self._hands.depot.note_swarms(order.swarms)
+        self._asked = frozenset(order.pulls)
+        # One that is carried out goes on: a server that has begun anew knows nothing of it, and an operator waits.
+        self._pulls = {pull: ended for pull, ended in self._pulls.items() if ended is None or pull in self._asked}
+        for pull in order.pulls:
+            if pull not in self._pulls:
+                self._pulls[pull] = None
+                self._begin(self._pull, pull, name=f"pull {pull.number}")
+        # The same one is told again with each link, and is not to be done again.
+        if order.collect is not None and order.collect.number != self._collect:
+            self._collect = order.collect.number
+            self._begin(self._remove, order.collect, name=f"collect {order.collect.number}")
+        self._stir()
+
+    async def _pull(self, pull: Pull) -> None:
+        source = parse_source(pull.source)
+        told = Fetch(source=pull.source, phase=Phase.RESOLVING)
+        try:
+            if not source.is_fetched:
+                why = f": {source.why}" if source.why else ""
+                raise EngineFailed(f"{show_url(pull.source)} is nothing that llmgw fetches{why}")
+            fetched = await self._fetches.wait(source, pull, lambda fetch: None, newest=True)
+            told = fetched.told
+            manifest = fetched.read()
+        except EngineFailed as error:
+            ended = replace(told, phase=Phase.FAILED, cause=error.message, remedy=error.remedy)
+        else:
+            commit, size = manifest.commit, manifest.size_bytes
+            ended = replace(told, phase=Phase.READY, commit=commit, done_bytes=size, total_bytes=size)
+        if pull in self._asked:
+            self._pulls[pull] = replace(ended, pull=pull.number, rate=None, left_seconds=None, stalled_seconds=None)
+        else:
+            del self._pulls[pull]
+        self._hurry()
+
+    async def _remove(self, order: Collect) -> None:
+        """Remove what may go. Each is looked at again: what was free when it was ordered may be in use by now."""
+        freed, kept = 0, []
+        # One order after the other, so that what is told is of the last.
+        async with self._collecting:
+            for source, commit in order.items:
+                name = f"{parse_source(source).name or show_url(source)} ({commit[:SHOWN_COMMIT]})"
+                try:
+                    freed += await self._remove_one(source, commit)
+                except LlmgwError as why:
+                    kept.append(f"{name}: {why.message}")
+                except Exception as error:
+                    log.exception("%s can't be removed by a fault of llmgw", name)
+                    kept.append(f"{name}: a fault of llmgw itself: {type(error).__name__}")
+            await self._list()
+            log.info("removed weights: %s freed, %d kept", show_bytes(freed), len(kept))
+            if self._collect == order.number:
+                self._collected = Collected(number=order.number, freed_bytes=freed, kept=tuple(kept))
+        self._hurry()
+
+    async def _remove_one(self, source: str, commit: str) -> int:
+        users = [shard for shard in self._uses if (source, commit) in self.find_used(shard)]
+        if users:
+            raise EngineFailed(f"in use by {', '.join(users)}")
+        return await self._hands.run(self._hands.depot.remove, source, commit)
+
+    # -- what is told
+
+    def _note_kept(self, manifest: Manifest) -> None:
+        """At once: that it is here must not be told later than that it is not fetched any more."""
+        if self._kept is not None:
+            others = (each for each in self._kept if (each.source, each.commit) != (manifest.source, manifest.commit))
+            self._kept = (*others, manifest)
+
+    async def _list(self) -> None:
+        """Look at what is here, and once more where something has come meanwhile."""
+        before, found = None, None
+        while found is None or self._kept is not before:
+            before = self._kept
+            found = await self._hands.depot.list()
+        self._kept = found
+        self._unfinished = await self._hands.run(self._hands.depot.list_unfinished)
+
+    def tell(self) -> NodeWeights | None:
+        """All that there is to be said; None while nobody has looked yet."""
+        if self._kept is None:
+            return None
+        used = {name for shard in self._uses for name in self.find_used(shard)}
+        # (what of it is here is told with the fetch itself)
+        fetched = {fetching.source.text for fetching in self._fetches}
+        return NodeWeights(
+            seed=self._hands.depot.seed,
+            cached=tuple(
+                Cached(
+                    source=each.source,
+                    commit=each.commit,
+                    size_bytes=each.size_bytes,
+                    fetched_at=each.fetched_at,
+                    in_use=(each.source, each.commit) in used,
+                )
+                for each in self._kept
+            )
+            + tuple(each for each in self._unfinished if each.source not in fetched),
+            fetches=(
+                *map(self._tell_fetch, self._fetches),
+                *(ended for ended in self._pulls.values() if ended is not None),
+            ),
+            seen=self._seen,
+            shared=self._shared,
+            collected=self._collected,
+        )
+
+    def _tell_fetch(self, fetching: Fetching) -> Fetch:
+        """With the pull that it carries out, or that waits for it."""
+        numbers = [
+            pull.number for pull, ended in self._pulls.items() if pull.source == fetching.source.text and ended is None
+        ]
+        return replace(fetching.told, pull=max(numbers, default=None))
+
+    async def _look(self, seconds: float) -> None:
+        """Look for ever for what lies here: others may write to the same folders."""
+        hands = self._hands
+        while True:
+            try:
+                self._shared = await hands.run(hands.depot.is_shared)
+                await self._list()
+                self._stir()
+                self._seen = await hands.depot.look_around()
+                self._stir()
+            except Exception as error:
+                log.error("the weights on this node can't be listed; trying again", exc_info=error)
+            await trio.sleep(seconds)
+
+
+def _find_path(hands: Hands, manifest: Manifest, as_file: bool) -> str:
+    return str(hands.depot.path_of(manifest, as_file=as_file))
+
+
+def _fail_to_begin(*_: object, **__: object) -> None:
+    raise RuntimeError("nothing can be fetched before the node is served")

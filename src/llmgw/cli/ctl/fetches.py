@@ -1,0 +1,61 @@
+"""How far weights on their way are, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmgw.cli.ctl.drawing import shown
+from llmgw.cli.ctl.figures import lasted, percent
+from llmgw.units import format_size
+
+_WORDS = {
+    "queued": "waits for another program there that fetches it",
+    "resolving": "asks what there is to fetch",
+    "verifying": "verifying",
+    "ready": "ready",
+    "failed": "failed",
+}
+
+
+def tell_fetch(fetch: Mapping[str, Any]) -> str:
+    """How far it is, in a few words: ``fetching 42 %, 34s left``."""
+    phase = fetch["phase"]
+    if phase != "fetching":
+        return _WORDS.get(phase, shown(phase))
+    total, stalled = fetch.get("total_bytes"), fetch.get("stalled_seconds")
+    # Never as much as is not there yet.
+    done = "" if not total else f" {100 * fetch['done_bytes'] // total} %"
+    if stalled is not None:
+        return f"fetching{done}, stalled for {lasted(stalled)}"
+    left = fetch.get("left_seconds")
+    return f"fetching{done}" if left is None else f"fetching{done}, {lasted(left)} left"
+
+
+def tell_whole(fetch: Mapping[str, Any]) -> str:
+    """All that is known of it."""
+    total, rate = fetch.get("total_bytes"), fetch.get("rate")
+    of = "" if total is None else f" of {format_size(total)}"
+    told = [f"{shown(fetch['source'])}: {tell_fetch(fetch)}", f"{format_size(fetch['done_bytes'])}{of}"]
+    if rate is not None:
+        told.append(f"{format_size(round(rate))}/s")
+    return ", ".join([*told, tell_sources(fetch)])
+
+
+def tell_sources(fetch: Mapping[str, Any]) -> str:
+    """How much has come from where."""
+    origin, peers = format_size(fetch["origin_bytes"]), format_size(fetch["peer_bytes"])
+    return f"{origin} from its origin and {peers} from other nodes"
+
+
+def tell_sum(source: Mapping[str, Any]) -> str:
+    """How far a source is on all nodes that fetch it."""
+    nodes, total, left = source["nodes"], source.get("total_bytes"), source.get("left_seconds")
+    told = [f"{shown(source['source'])} on {nodes} {'node' if nodes == 1 else 'nodes'}"]
+    if total:
+        told.append(f"{percent(source['done_bytes'], total)} of {format_size(total)}")
+    if left is not None:
+        told.append(f"{lasted(left)} left")
+    if source["stalled"]:
+        told.append(f"{source['stalled']} stalled")
+    return ", ".join(told)

@@ -1,0 +1,108 @@
+"""``llmgw ctl weights pull``: nodes fetch a source now, and it is shown how far they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmgw.cli.ctl.address import find_address
+from llmgw.cli.ctl.asking import Asked, drawn, server_options, tell
+from llmgw.cli.ctl.client import NoAnswer, Operator, as_node
+from llmgw.cli.ctl.drawing import Block, shown
+from llmgw.cli.ctl.fetches import tell_fetch, tell_sources
+from llmgw.cli.progress import Bars, terminal
+from llmgw.host.output import say
+from llmgw.units import format_size
+
+POLL_SECONDS = 1.0
+
+
+@click.command("pull")
+@click.argument("source")
+@click.option("--node", "nodes", metavar="NODE", multiple=True, help="Only there; may be given several times.")
+@click.option("--json", "as_json", is_flag=True, help="Write the server's last answer as it is.")
+@server_options
+def command(*, source: str, nodes: tuple[str, ...], as_json: bool, server: str | None, config: Path | None) -> int:
+    """Have nodes fetch the newest commit of SOURCE now: hf:org/repo/FILE, hf:org/repo/GLOB or https://….
+
+    Without --node it is fetched on the nodes that could run a model of it by what they have; on all that are ready
+    where no model is made of it. Ctrl-C ends only the showing: the fetches go on. Exit status 1: not all have it.
+
+    \b
+    llmgw ctl weights pull hf:Qwen/Qwen2.5-Coder-3B-Instruct-GGUF/qwen2.5-coder-3b-instruct-q4_k_m.gguf --node gpu01
+    """
+    for node in nodes:
+        as_node(node)
+    asked = Asked(operator=Operator(find_address(server, config, environ=os.environ)), as_json=as_json)
+    with Bars(terminal()) as bars:
+        answer = follow(asked, source, nodes, bars)
+    tell(asked, answer, draw)
+    return drawn(asked.operator, answer, lambda facts: int(any(_has_failed(node) for node in facts["nodes"])))
+
+
+def follow(asked: Asked, source: str, nodes: tuple[str, ...], bars: Bars) -> bytes:
+    """Begin it, and show it until it is over everywhere; the last answer. A server that does not answer is waited
+    for. Abort at Ctrl-C: whoever goes on after this command must know that the weights are there."""
+    answer = asked.operator.ask("POST", "/weights/pull", {"source": source, "nodes": list(nodes)})
+    number = drawn(asked.operator, answer, lambda facts: int(facts["number"]))
+    told = False
+    try:
+        while not drawn(asked.operator, answer, _showing(bars)):
+            asked.sleep(POLL_SECONDS)
+            try:
+                answer = asked.operator.ask("GET", f"/weights/pull/{number}")
+                told = False
+            except NoAnswer as silence:
+                if not told:
+                    bars.say(f"{silence.message}; waiting for it")
+                told = True
+    except KeyboardInterrupt:
+        bars.close()
+        say("the fetches go on: llmgw ctl weights --watch shows how far they are")
+        raise click.Abort from None
+    return answer
+
+
+def _showing(bars: Bars) -> Callable[[Any], bool]:
+    """Shows an answer, and says whether it is the last."""
+
+    def show(answer: Any) -> bool:
+        for node in answer["nodes"]:
+            fetch = node.get("fetch") or {}
+            bars.show(shown(node["node"]), fetch.get("done_bytes", 0), fetch.get("total_bytes"), _tell(node))
+        return all(node["ended"] for node in answer["nodes"])
+
+    return show
+
+
+def _tell(node: Mapping[str, Any]) -> str:
+    fetch = node.get("fetch")
+    if not node["ended"] and node["state"] != "ready":
+        return f"{shown(node['state'])}: it goes on once the node is back"
+    return "has not begun" if fetch is None else tell_fetch(fetch)
+
+
+def _has_failed(node: Mapping[str, Any]) -> bool:
+    return bool(node["fetch"]["phase"] == "failed")
+
+
+def draw(answer: Any) -> list[Block]:
+    """How it has ended on each node."""
+    return [line for node in answer["nodes"] for line in _lines(node)]
+
+
+def _lines(node: Mapping[str, Any]) -> Iterator[str]:
+    name, fetch = shown(node["node"]), node["fetch"]
+    if _has_failed(node):
+        yield f"{name}: failed: {shown(fetch.get('cause'))}"
+        if (remedy := fetch.get("remedy")) is not None:
+            yield f"{name}: what to do: {shown(remedy)}"
+    elif fetch["origin_bytes"] or fetch["peer_bytes"]:
+        size = format_size(fetch.get("total_bytes") or fetch["done_bytes"])
+        yield f"{name}: ready, {size}: {tell_sources(fetch)}"
+    else:
+        yield f"{name}: ready, it had the newest already"

@@ -1,0 +1,484 @@
+"""Which piece of a source is taken from whom next: from members of the swarm, or from the origin.
+
+Among members that sit close together each piece has one that asks the origin for it, and the others wait for that one
+(``shares``). What several have is taken where it is, the rarest piece first.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import TypeAlias
+
+from llmgw.core.node import NodeId
+from llmgw.core.shares import Shares
+from llmgw.core.weights import Member
+
+# Transfers from members at a time: from one, and from all.
+MOST_OF_ONE = 2
+MOST_OF_ALL = 8
+# Requests to the origin at a time, and the longest of them.
+MOST_LINES = 4
+MOST_RUN_PIECES = 64
+
+# A member that brings nothing for so long loses its share for a while, one that can't be reached is not asked for as
+# long, and one that lies is left alone for longer.
+PATIENCE_SECONDS = 10.0
+SUSPENDED_SECONDS = 60.0
+AWAY_SECONDS = 60.0
+SHUNNED_SECONDS = 600.0
+# How long a member is left in peace that has too much to do.
+REST_SECONDS = 0.5
+# For so long a transfer is left to itself before somebody else is asked for the same.
+SECOND_ASK_SECONDS = 2.0
+
+# Of so many pieces it is looked up again how rare they are by now, to choose one.
+MOST_LOOKS = 100
+
+Place: TypeAlias = tuple[int, int]
+_Key: TypeAlias = tuple[int, bool, int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Take:
+    """One piece to be had from a member, which says that its BLAKE3 is ``expected``."""
+
+    node: NodeId
+    seed: str
+    file: int
+    piece: int
+    expected: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """Pieces [start, stop) of a file, to be had from the origin in one request; ``ordered``: it is the whole file, of
+    which some pieces may be here."""
+
+    file: int
+    start: int
+    stop: int
+    ordered: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Peer:
+    """What is known of a member. ``held``: what it has and is missing here, with the hash that it tells. ``heap``: the
+    same in the order in which to ask for it, where old entries may stand."""
+
+    member: Member
+    near: bool
+    brought_at: float
+    held: dict[int, str] = field(default_factory=dict)
+    heap: list[_Key] = field(default_factory=list)
+    busy: int = 0
+    away_until: float = -float("inf")
+    suspended_until: float = -float("inf")
+    rests_until: float = -float("inf")
+    refused_since: float | None = None
+
+    def is_there(self, now: float) -> bool:
+        return self.away_until <= now
+
+    def is_free(self, now: float) -> bool:
+        return self.busy < MOST_OF_ONE and self.away_until <= now and self.rests_until <= now
+
+    def is_trusted(self, now: float) -> bool:
+        """Whether it is waited for."""
+        return self.away_until <= now and self.suspended_until <= now
+
+
+class Pieces:
+    """What of one listing is there, asked for and missing. ``counts``: how many pieces each file has; ``salt`` names
+    the listing, and is the same on every node. ``now`` of all methods is in seconds of one clock that only grows."""
+
+    def __init__(self, me: NodeId, salt: str, counts: Sequence[int], done: Iterable[Place] = ()) -> None:
+        self._me = me
+        self._shares = Shares(me, salt, counts)
+        total = self._shares.total
+        self._done = bytearray(total)
+        self._left = total
+        # How many near members hold each piece, and how many pieces of each block are missing and held by none of them.
+        self._holders = array("L", bytes(total * array("L").itemsize))
+        self._bare = [len(block) for block in self._shares.blocks]
+        # Who is asked for a piece, since when; None is the origin.
+        self._asked: dict[int, dict[NodeId | None, float]] = {}
+        self._reserved: set[int] = set()
+        self._claims: dict[int, str] = {}
+        # Pieces that no member is believed in, and what each says of them.
+        self._doubted: dict[int, dict[NodeId, str]] = {}
+        self._peers: dict[NodeId, _Peer] = {}
+        self._busy = 0
+        self._seeding = False
+        self._asking_since: float | None = None
+        self._gaps: deque[float] = deque(maxlen=8)
+        for file, piece in done:
+            self.got(file, piece)
+
+    # What is so
+
+    @property
+    def left(self) -> int:
+        """How many pieces are missing."""
+        return self._left
+
+    def is_done(self, file: int, piece: int) -> bool:
+        return bool(self._done[self._shares.place(file, piece)])
+
+    def is_in_order(self, file: int) -> bool:
+        return self._shares.is_in_order(file)
+
+    def list_there(self, now: float) -> tuple[Member, ...]:
+        """The members that can be asked now what they have."""
+        return tuple(peer.member for peer in self._peers.values() if peer.is_there(now))
+
+    # What happens
+
+    def set_members(self, members: Iterable[Member], now: float) -> None:
+        """Who is in the swarm from now on. Without an entry of our own everybody counts as near: nothing is to be asked
+        twice only because the others have not heard of us yet."""
+        listed = tuple(members)
+        own = next((member for member in listed if member.node == self._me), None)
+        self._seeding = own is not None and own.seed is not None and not own.whole
+        others = {member.node: member for member in listed if member.node != self._me and member.seed is not None}
+        for node in [node for node in self._peers if node not in others]:
+            self._forget(self._peers[node])
+            self._busy -= self._peers.pop(node).busy
+        for node, member in others.items():
+            near = own is None or bool(set(own.fabrics or ("",)) & set(member.fabrics or ("",)))
+            peer = self._peers.get(node)
+            if peer is None:
+                self._peers[node] = _Peer(member=member, near=near, brought_at=now)
+                continue
+            if peer.near != near or peer.member.seed != member.seed:
+                self._forget(peer)
+            peer.member, peer.near = member, near
+        self._deal(now)
+
+    def hear(self, node: NodeId, news: Iterable[tuple[int, int, str]], now: float) -> None:
+        """A member says that it has these pieces now. What can't be is passed over."""
+        peer = self._peers.get(node)
+        if peer is None or not peer.is_there(now):
+            return
+        counts = self._shares.counts
+        for file, piece, digest in news:
+            if not (0 <= file < len(counts) and 0 <= piece < counts[file]):
+                continue
+            # Also what is not needed from it shows that it gets on.
+            peer.brought_at = max(peer.brought_at, now)
+            place = self._shares.place(file, piece)
+            if self._done[place] or place in peer.held:
+                continue
+            claimed = self._claims.setdefault(place, digest)
+            if claimed != digest:
+                self._doubt(place)
+            if place in self._doubted:
+                self._doubted[place][node] = digest
+                continue
+            peer.held[place] = claimed
+            if peer.near:
+                self._count(place, 1)
+                heappush(peer.heap, self._key(place))
+
+    def got(self, file: int, piece: int, node: NodeId | None = None, now: float = 0.0) -> None:
+        """A piece is on the disk, from a member or (None) from elsewhere; who else is asked for it is so in vain."""
+        place = self._shares.place(file, piece)
+        if not self._done[place]:
+            if not self._holders[place]:
+                self._bare[self._shares.block_of(place)] -= 1
+            self._done[place] = 1
+            self._left -= 1
+        if node is not None:
+            if (peer := self._peers.get(node)) is not None:
+                peer.brought_at = max(peer.brought_at, now)
+                peer.refused_since = None
+        elif self._asking_since is not None:
+            gap = now - self._asking_since
+            self._gaps.append(gap)
+            self._asking_since = now
+            if gap > PATIENCE_SECONDS / 2:
+                # The origin was silent, and so was everybody who asks it: their time begins now.
+                for peer in self._peers.values():
+                    peer.brought_at = max(peer.brought_at, now)
+
+    def compare(self, file: int, piece: int, digest: str) -> tuple[NodeId, ...]:
+        """Which members have said that this piece is another one than the origin sent."""
+        place = self._shares.place(file, piece)
+        said = {node: peer.held[place] for node, peer in self._peers.items() if place in peer.held}
+        return tuple(node for node, told in (said | self._doubted.get(place, {})).items() if told != digest)
+
+    def lost(self, file: int, piece: int) -> None:
+        """A piece that was there is not: its bytes are wrong."""
+        place = self._shares.place(file, piece)
+        if self._done[place]:
+            self._done[place] = 0
+            self._left += 1
+            if not self._holders[place]:
+                self._bare[self._shares.block_of(place)] += 1
+            self._offer(place)
+
+    def distrust(self, file: int) -> None:
+        """Take this file from the origin only."""
+        for place in self._shares.places_of(file):
+            self._doubt(place)
+
+    def release(self, take: Take) -> None:
+        """A transfer from a member is over, however it went."""
+        if (peer := self._peers.get(take.node)) is not None and peer.busy:
+            peer.busy -= 1
+            self._busy -= 1
+        self._unask(self._shares.place(take.file, take.piece), take.node)
+
+    def lacks(self, take: Take) -> None:
+        """The member says that it does not have that piece."""
+        place = self._shares.place(take.file, take.piece)
+        peer = self._peers.get(take.node)
+        if peer is not None and peer.held.pop(place, None) is not None and peer.near:
+            self._count(place, -1)
+
+    def rest(self, node: NodeId, now: float) -> None:
+        """The member has too much to do: it is asked again in a moment, and for a while not at all if that goes on."""
+        if (peer := self._peers.get(node)) is not None:
+            peer.rests_until = now + REST_SECONDS
+            if peer.refused_since is None:
+                peer.refused_since = now
+            elif now - peer.refused_since > PATIENCE_SECONDS:
+                self.leave(node, AWAY_SECONDS, now)
+
+    def leave(self, node: NodeId, seconds: float, now: float) -> None:
+        """Don't ask this member for so long; what it has it may then tell anew."""
+        if (peer := self._peers.get(node)) is not None:
+            peer.away_until = max(peer.away_until, now + seconds)
+            # Then it has as much time as one that is new.
+            peer.brought_at = peer.away_until
+            peer.refused_since = None
+            # What is running ends by itself, and is given back then.
+            self._forget(peer)
+
+    def suspend_silent(self, now: float) -> tuple[NodeId, ...]:
+        """Those lose their share that bring nothing: not sooner than pieces come from the origin here, for where it is
+        slow, or stalls, nobody brings any."""
+        waited = [] if self._asking_since is None else [now - self._asking_since]
+        patience = max(PATIENCE_SECONDS, 2 * max([*waited, *self._gaps], default=0.0))
+        found = []
+        for node, peer in self._peers.items():
+            if peer.is_trusted(now) and now - peer.brought_at > patience and not self._is_full(peer):
+                peer.suspended_until = peer.brought_at = now + SUSPENDED_SECONDS
+                found.append(node)
+        return tuple(found)
+
+    def read_in_order(self, file: int) -> None:
+        """The origin sends this file only from its first byte on: one node takes all of it."""
+        self._shares.read_in_order(file)
+
+    # What is next
+
+    def next_take(self, now: float) -> Take | None:
+        """A piece for a member: of those near the rarest first, then of those that are far and whole. Whoever is free
+        and has nothing else is asked for what others have been asked for long."""
+        if self._busy >= MOST_OF_ALL:
+            return None
+        self._deal(now)
+        free = sorted(
+            (peer for peer in self._peers.values() if peer.held and peer.is_free(now)), key=lambda peer: peer.busy
+        )
+        for peer in free:
+            if peer.near and (place := self._pop(peer)) is not None:
+                return self._take(peer, place, now)
+        for peer in free:
+            if not peer.near and peer.member.whole:
+                place = next((place for place in self._list_own(now) if place in peer.held), None)
+                if place is not None:
+                    return self._take(peer, place, now)
+        for place, askers in self._asked.items():
+            if len(askers) > 1 or self._done[place] or now - min(askers.values()) < SECOND_ASK_SECONDS:
+                continue
+            for peer in free:
+                if place in peer.held and peer.member.node not in askers:
+                    return self._take(peer, place, now)
+        return None
+
+    def next_run(self, now: float) -> Run | None:
+        """What to ask the origin for. It is held for this request until ``end_run``."""
+        places = self._list_own(now, origin=True)
+        # A file that is read in order has one request, and the earlier ones are to end first.
+        start = next((place for place in places if not self._is_being_read(place)), None)
+        if start is None:
+            if not any(None in askers for askers in self._asked.values()):
+                self._asking_since = None
+            return None
+        file = self._shares.file_of(start)
+        first, count = self._shares.places_of(file).start, self._shares.counts[file]
+        if self._shares.is_in_order(file):
+            self._reserved.update(range(first, first + count))
+            return Run(file=file, start=0, stop=count, ordered=True)
+        stop = start + 1
+        # What is left is cut small for many requests, so that they end together.
+        most = min(MOST_RUN_PIECES, max(1, self._left // (2 * MOST_LINES)), first + count - start)
+        while stop - start < most and next(places, None) == stop:
+            stop += 1
+        self._reserved.update(range(start, stop))
+        return Run(file=file, start=start - first, stop=stop - first)
+
+    def begin(self, file: int, piece: int, now: float) -> bool:
+        """Whether the next piece of a run is still to be had from the origin; it is then asked for."""
+        place = self._shares.place(file, piece)
+        if self._done[place]:
+            return False
+        if not self._shares.is_in_order(file) and (
+            place in self._asked or self._holders[place] or not self._asks(place, now)
+        ):
+            return False
+        self._asked.setdefault(place, {})[None] = now
+        if self._asking_since is None:
+            self._asking_since = now
+        return True
+
+    def goes_on(self, file: int, piece: int) -> bool:
+        """Whether anything from this piece on in a file that is read in order is not here, and held by nobody near."""
+        return any(self._bare[block] for block in self._shares.blocks_from(self._shares.place(file, piece)))
+
+    def end_run(self, run: Run) -> None:
+        """The request is over, however it went."""
+        for place in self._shares.places_of(run.file)[run.start : run.stop]:
+            self._reserved.discard(place)
+            self._unask(place, None)
+
+    # How
+
+    def _deal(self, now: float) -> None:
+        """Among whom the shares are dealt now."""
+        rivals = [node for node, peer in self._peers.items() if peer.near and not peer.member.whole]
+        owners = tuple(node for node in rivals if self._peers[node].is_trusted(now))
+        self._shares.set_owners(owners, tuple(rivals))
+
+    def _has_whole(self, now: float, *, near: bool) -> bool:
+        """Whether somebody has all of it, and can be expected to give it."""
+        return any(peer.near is near and peer.member.whole and peer.is_trusted(now) for peer in self._peers.values())
+
+    def _waits_for_near(self, now: float) -> bool:
+        """Whether what nobody near has will come from them: from one that has all of it, and else from those that
+        fetch, where nobody could take it from us."""
+        return self._has_whole(now, near=True) or not (self._seeding or self._shares.are_ours)
+
+    def _asks(self, place: int, now: float) -> bool:
+        """Whether it is for us to fetch what nobody near has."""
+        if place in self._doubted:
+            return True
+        self._deal(now)
+        if self._waits_for_near(now):
+            return False
+        return self._shares.owns(self._shares.block_of(place))
+
+    def _list_own(self, now: float, *, origin: bool = False) -> Iterator[int]:
+        """Missing pieces that nobody is asked for and nobody near has, and that are ours to fetch; ``origin``: that
+        nobody far is waited for either."""
+        for place in sorted(self._doubted):
+            if self._is_open(place):
+                yield place
+        self._deal(now)
+        if self._waits_for_near(now) or (origin and self._has_whole(now, near=False)):
+            return
+        for block in self._shares.list_own():
+            if not self._bare[block]:
+                continue
+            for place in self._shares.blocks[block]:
+                if not self._holders[place] and self._is_open(place) and place not in self._doubted:
+                    yield place
+
+    def _is_open(self, place: int) -> bool:
+        return not self._done[place] and place not in self._asked and place not in self._reserved
+
+    def _is_being_read(self, place: int) -> bool:
+        """Whether its file is read in order, and a request for it runs."""
+        file = self._shares.file_of(place)
+        return self._shares.is_in_order(file) and not self._reserved.isdisjoint(self._shares.places_of(file))
+
+    def _key(self, place: int) -> _Key:
+        """Among those that are equally rare, our own share first: so that members that take from one whole one take
+        different pieces, and then have them of one another."""
+        block = self._shares.block_of(place)
+        order = 0 if self._shares.are_ours else self._shares.mine[block]
+        return (self._holders[place], not self._shares.owns(block), order, place)
+
+    def _pop(self, peer: _Peer) -> int | None:
+        """The rarest piece of this member that nobody is asked for. Keys in a heap may be old: each is looked at again
+        before it is believed, but never so many that others wait for it."""
+        heap, looks = peer.heap, 0
+        if len(heap) > 2 * self._left + 64:
+            # Most of it is here by now.
+            heap[:] = [key for key in heap if not self._done[key[3]]]
+            heapify(heap)
+        while heap:
+            old = heap[0]
+            place = old[3]
+            if self._done[place] or place in self._asked or place not in peer.held:
+                heappop(heap)
+                continue
+            looks += 1
+            if looks <= MOST_LOOKS and (key := self._key(place)) > old:
+                heapreplace(heap, key)
+                continue
+            heappop(heap)
+            return place
+        return None
+
+    def _take(self, peer: _Peer, place: int, now: float) -> Take:
+        file = self._shares.file_of(place)
+        self._asked.setdefault(place, {})[peer.member.node] = now
+        peer.busy += 1
+        self._busy += 1
+        return Take(
+            node=peer.member.node,
+            seed=peer.member.seed or "",
+            file=file,
+            piece=place - self._shares.places_of(file).start,
+            expected=peer.held[place],
+        )
+
+    def _unask(self, place: int, node: NodeId | None) -> None:
+        askers = self._asked.get(place)
+        if askers is None or askers.pop(node, None) is None or askers:
+            return
+        del self._asked[place]
+        self._offer(place)
+
+    def _offer(self, place: int) -> None:
+        """It can be asked for again."""
+        if not self._done[place]:
+            for peer in self._peers.values():
+                if peer.near and place in peer.held:
+                    heappush(peer.heap, self._key(place))
+
+    def _count(self, place: int, more: int) -> None:
+        """So many more of those near hold it."""
+        before = self._holders[place]
+        self._holders[place] = before + more
+        if not self._done[place] and bool(before) != bool(before + more):
+            self._bare[self._shares.block_of(place)] += 1 if before else -1
+
+    def _doubt(self, place: int) -> None:
+        """Nobody's word is taken for it any more: it is had from the origin."""
+        suspects = self._doubted.setdefault(place, {})
+        for node, peer in self._peers.items():
+            if (digest := peer.held.pop(place, None)) is not None:
+                suspects[node] = digest
+                if peer.near:
+                    self._count(place, -1)
+
+    def _forget(self, peer: _Peer) -> None:
+        """What it has is unknown."""
+        if peer.near:
+            for place in peer.held:
+                self._count(place, -1)
+        peer.held.clear()
+        peer.heap.clear()
+
+    def _is_full(self, peer: _Peer) -> bool:
+        """Whether it is whole, and has told of all that is missing: then it has nothing more to bring by itself."""
+        return peer.member.whole and all(
+            self._done[place] or place in peer.held or place in self._doubted for place in range(self._shares.total)
+        )

@@ -1,0 +1,147 @@
+"""What is told of a fetch: made of what has happened, never above the truth and never backwards."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from llmgw.core.weights import Fetch, Listing, Phase
+
+# The rate is that of so many seconds, and so long nothing may come before it is said.
+WINDOW_SECONDS = 10.0
+TELL_SECONDS = 1.0
+
+
+class ProgressMeter:
+    """One fetch, told to ``tell`` at most once a second, and at each change of phase. ``now`` gives seconds of a clock
+    that only grows."""
+
+    def __init__(self, source: str, pull: int | None, tell: Callable[[Fetch], None], now: Callable[[], float]) -> None:
+        self._source = source
+        self._pull = pull
+        self._tell = tell
+        self._now = now
+        self._phase = Phase.RESOLVING
+        self._commit: str | None = None
+        self._total: int | None = None
+        self._done = 0
+        self._most = 0
+        self._origin = 0
+        self._peers = 0
+        self._verified = 0
+        # When how much had come in all, in this phase, over the window.
+        self._marks: deque[tuple[float, int]] = deque()
+        self._came_at = now()
+        self._told_at = -float("inf")
+        self._cause: str | None = None
+        self._remedy: str | None = None
+        self._send()
+
+    @property
+    def brought(self) -> int:
+        """How many bytes have come, from anywhere and for anything."""
+        return self._origin + self._peers
+
+    def enter(self, phase: Phase) -> None:
+        """It is in this phase now, if it was not."""
+        if phase is not self._phase:
+            self._phase = phase
+            self._marks.clear()
+            self._verified = 0
+            self._came_at = self._now()
+            self._send()
+
+    def know(self, listing: Listing, done_bytes: int) -> None:
+        """What it is of, and how much of that lies on the disk. Another commit than before is another thing: then that
+        begins anew."""
+        if listing.commit != self._commit:
+            self._most = 0
+        self._commit, self._total = listing.commit, listing.size_bytes
+        self._done = done_bytes
+        self._send()
+
+    def come(self, count: int, *, peer: bool) -> None:
+        """Bytes have come in, whether or not they will do."""
+        if peer:
+            self._peers += count
+        else:
+            self._origin += count
+        self._came_at = self._now()
+
+    def lie(self, count: int) -> None:
+        """So many bytes more lie on the disk, checked; fewer where what was there proves wrong."""
+        self._done += count
+
+    def verify(self, count: int) -> None:
+        """So many bytes are read and hashed for the last time."""
+        self._verified = max(self._verified, count)
+        self._came_at = self._now()
+
+    def end(self, commit: str, size_bytes: int) -> None:
+        """All of it is there and was verified."""
+        self._commit, self._total = commit, size_bytes
+        self._phase = Phase.READY
+        self._send()
+
+    def fail(self, cause: str, remedy: str | None) -> None:
+        self._phase = Phase.FAILED
+        self._cause, self._remedy = cause, remedy
+        self._send()
+
+    def tick(self) -> None:
+        """Tell how it goes, if that is due."""
+        if self._now() - self._told_at >= TELL_SECONDS:
+            self._send()
+
+    def _send(self) -> None:
+        self._told_at = self._now()
+        self._tell(self._make())
+
+    def _make(self) -> Fetch:
+        now = self._now()
+        ready, failed = self._phase is Phase.READY, self._phase is Phase.FAILED
+        if ready and self._total is not None:
+            self._most = self._total
+        else:
+            # The last byte shows when everything is verified: until then it is not there.
+            most = max(self._total - 1, 0) if self._total is not None else self._done
+            self._most = max(self._most, min(self._done, most))
+        rate = None if ready or failed else self._measure(now)
+        left = None
+        if rate and self._total is not None:
+            whole = self._verified if self._phase is Phase.VERIFYING else self._done
+            left = max(self._total - whole, 0) / rate
+        silent = now - self._came_at
+        stalls = self._phase in (Phase.FETCHING, Phase.VERIFYING) and silent >= WINDOW_SECONDS
+        return Fetch(
+            source=self._source,
+            phase=self._phase,
+            commit=self._commit,
+            done_bytes=self._most,
+            total_bytes=self._total,
+            rate=rate,
+            left_seconds=left,
+            stalled_seconds=silent if stalls else None,
+            origin_bytes=self._origin,
+            peer_bytes=self._peers,
+            cause=self._cause,
+            remedy=self._remedy,
+            pull=self._pull,
+        )
+
+    def _measure(self, now: float) -> float | None:
+        """Bytes per second over the window; of a phase that is younger over that."""
+        match self._phase:
+            case Phase.FETCHING:
+                count = self.brought
+            case Phase.VERIFYING:
+                count = self._verified
+            case _:
+                return None
+        marks = self._marks
+        marks.append((now, count))
+        # One mark from before the window stays, where there is one: the rate is over all of it.
+        while len(marks) > 2 and marks[1][0] <= now - WINDOW_SECONDS:
+            marks.popleft()
+        since, before = marks[0]
+        return (count - before) / (now - since) if now > since else None

@@ -1,0 +1,31 @@
+"""How long an origin is left alone that has failed, and when it is given up."""
+
+from __future__ import annotations
+
+FIRST_REST_SECONDS = 1.0
+MOST_REST_SECONDS = 30.0
+MOST_TRIES = 10
+
+
+class Retries:
+    """Tries that brought nothing, over all lines to one origin. Lines that break together are one try: the lines of a
+    try carry its ``number``."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.rest_until = -float("inf")
+        self._in_vain = 0
+
+    def clear(self) -> None:
+        """Something has come."""
+        self._in_vain = 0
+
+    def note(self, number: int, wait_seconds: float, now: float) -> bool:
+        """A line of this try broke, and is not to begin anew for so long at least. False: it was the last try."""
+        if number == self.number:
+            self.number += 1
+            self._in_vain += 1
+            rest = min(FIRST_REST_SECONDS * 2 ** (self._in_vain - 1), MOST_REST_SECONDS)
+            self.rest_until = now + rest
+        self.rest_until = max(self.rest_until, now + wait_seconds)
+        return self._in_vain < MOST_TRIES

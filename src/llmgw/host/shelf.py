@@ -1,0 +1,93 @@
+"""What another node may take of one commit from this one: all of it, or what has come so far."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from llmgw.core.weights import FileKept, FileListed, Manifest, piece_bytes_of
+from llmgw.host.beneath import open_folder
+from llmgw.host.partial import Partial, read_at
+
+# The file, the piece, and the BLAKE3 of it in hex.
+News: TypeAlias = tuple[int, int, str]
+
+# Of a whole commit the pieces are told in one order on every node, whenever it is asked.
+WHOLE_ORDER = "whole"
+
+
+class Shelf(Protocol):
+    """``log``: the pieces that are here, in an order that is called ``order``: it only ever grows, and where it is
+    another one, it is called otherwise. A piece may stand in it twice: the later word counts. ``whole``: all is here
+    and verified."""
+
+    @property
+    def files(self) -> Sequence[FileListed | FileKept]: ...
+    @property
+    def log(self) -> Sequence[News]: ...
+    @property
+    def order(self) -> str: ...
+    @property
+    def whole(self) -> bool: ...
+
+    def read(self, file: int, piece: int) -> bytes:
+        """Blocks. LookupError when it is not here, OSError when the disk fails."""
+
+
+class KeptShelf:
+    """A whole commit: what its manifest says lies in ``folder``."""
+
+    order = WHOLE_ORDER
+    whole = True
+
+    def __init__(self, manifest: Manifest, folder: Path) -> None:
+        self.files = manifest.files
+        self.log: Sequence[News] = tuple(
+            (number, piece, digest)
+            for number, file in enumerate(manifest.files)
+            for piece, digest in enumerate(file.pieces)
+        )
+        self._folder = folder
+
+    def read(self, file: int, piece: int) -> bytes:
+        """Blocks. LookupError when it is not here, OSError when the disk fails."""
+        if not 0 <= file < len(self.files) or not 0 <= piece < len(self.files[file].pieces):
+            raise LookupError(f"there is no piece {piece} of file {file}")
+        kept = self.files[file]
+        start = piece * piece_bytes_of(kept.size_bytes)
+        size = min(piece_bytes_of(kept.size_bytes), kept.size_bytes - start)
+        try:
+            with open_folder(self._folder) as folder:
+                number = folder.open(kept.name, os.O_RDONLY)
+        except FileNotFoundError as error:
+            # It was collected: whoever asks has been told of it a moment ago.
+            raise LookupError(f"{error.filename} is gone") from error
+        try:
+            return read_at(number, start, size)
+        finally:
+            os.close(number)
+
+
+class PartialShelf:
+    """A commit on its way here. Made once for each opened partial: each of these has an order of its own."""
+
+    whole = False
+
+    def __init__(self, partial: Partial) -> None:
+        self._partial = partial
+        self.order = secrets.token_hex(8)
+
+    @property
+    def files(self) -> Sequence[FileListed]:
+        return self._partial.listing.files
+
+    @property
+    def log(self) -> Sequence[News]:
+        return self._partial.log
+
+    def read(self, file: int, piece: int) -> bytes:
+        """Blocks. LookupError when it is not here (yet, or no more), OSError when the disk fails."""
+        return self._partial.read(file, piece)

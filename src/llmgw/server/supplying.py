@@ -1,0 +1,189 @@
+"""What an operator does with weights: has nodes fetch a source, and remove what nobody wants any more."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import trio
+
+from llmgw.admin.management import Refused
+from llmgw.admin.views import CollectedView, NodeCollected, NodePull, NodeState, PullView
+from llmgw.core.model import Model
+from llmgw.core.node import NodeId
+from llmgw.core.placement import explain
+from llmgw.core.rejection import Reason
+from llmgw.core.sharing import ACTIVE
+from llmgw.core.weights import Cached, Collected, Fetch, Origin, Phase, Source, list_sources, parse_source
+from llmgw.host.weights_errors import show_url
+from llmgw.server.pulls import Asked
+from llmgw.server.scheduler import Scheduler
+from llmgw.server.stock import Stock, show_fetch
+from llmgw.server.weights import COLLECT_SECONDS, Weights
+
+# What may be over in an hour: a node that only lacks this now could run the model.
+PASSING = frozenset(
+    {
+        Reason.NOT_ENOUGH_GPUS,
+        Reason.NOT_ENOUGH_GPU_MEMORY,
+        Reason.NOT_ENOUGH_MEMORY,
+        Reason.NOT_ENOUGH_NODES,
+        Reason.FABRIC_DOWN,
+        Reason.BACKING_OFF,
+    }
+)
+
+States = Mapping[NodeId, NodeState]
+
+
+class Supplying:
+    """The acts upon weights. ``states`` of the nodes are those of the moment of the act."""
+
+    def __init__(self, scheduler: Scheduler, weights: Weights) -> None:
+        self._scheduler = scheduler
+        self._weights = weights
+
+    def look(self) -> Stock:
+        """What is known of weights now."""
+        return Stock(known=dict(self._weights.known), wanted=self._weights.wanted)
+
+    # -- fetch
+
+    async def pull(self, text: str, nodes: Sequence[str], *, states: States) -> PullView:
+        """Have these nodes fetch a source, or those that could run a model of it, or all that are ready where there is
+        none. Refused for what nobody fetches, and for nodes that can't."""
+        source = parse_source(text)
+        _check_fetched(source)
+        named = tuple(dict.fromkeys(NodeId(node) for node in nodes))
+        for node in named:
+            self._check_node(node, states)
+        asked = self._weights.pull(text, named or await self._choose(text, states))
+        return self._view(asked, states)
+
+    def find_pull(self, number: int, *, states: States) -> PullView:
+        """How far it is. Refused where there is none of this number: it is long over, or an earlier server's."""
+        asked = self._weights.find_pull(number)
+        if asked is None:
+            message = f"nothing is known of order {number}: `llmgw ctl weights` shows what the nodes have and fetch"
+            raise Refused(message, status=404, code="unknown_pull")
+        return self._view(asked, states)
+
+    def _check_node(self, node: NodeId, states: States) -> None:
+        state = states.get(node)
+        if state is None:
+            raise Refused(f"there is no node {node}", status=404, code="unknown_node")
+        if state is not NodeState.READY:
+            raise Refused(f"{node} is {state}: it can't be told anything now", status=409, code="node_away")
+        if not self._weights.takes_orders(node):
+            message = f"{node} can't be told what to fetch: update llmgw there"
+            raise Refused(message, status=409, code="agent_outdated")
+
+    async def _choose(self, source: str, states: States) -> tuple[NodeId, ...]:
+        able = {node for node, state in states.items() if state is NodeState.READY and self._weights.takes_orders(node)}
+        if not able:
+            raise Refused("no node is ready that could fetch it", status=409, code="no_node")
+        fleet = self._scheduler.fleet
+        models = [model for model in fleet.catalog if source in list_sources(model)]
+        if not models:
+            return tuple(sorted(able))
+        hosts, now = fleet.hosts(), trio.current_time()
+
+        def find() -> set[NodeId]:
+            found = (explain(model, hosts, {}, now).candidates for model in models)
+            return {
+                node
+                for candidates in found
+                for candidate in candidates
+                for node in candidate.nodes
+                if all(no.reason in PASSING for no in candidate.rejections if no.node == node)
+            }
+
+        # With many nodes it takes longer than a turn may.
+        chosen = tuple(sorted(able & await trio.to_thread.run_sync(find)))
+        if not chosen:
+            message = f"no node that is ready could run {_name_all(models)}: say which are to have it (--node)"
+            raise Refused(message, status=409, code="no_node")
+        return chosen
+
+    def _view(self, asked: Asked, states: States) -> PullView:
+        return PullView(
+            number=asked.number,
+            source=show_url(asked.source),
+            nodes=tuple(
+                NodePull(
+                    node=node,
+                    state=states.get(node, NodeState.LOST),
+                    ended=node in asked.ended,
+                    fetch=show_fetch(asked.ended.get(node) or self._find_fetch(node, asked)),
+                )
+                for node in asked.nodes
+            ),
+        )
+
+    def _find_fetch(self, node: NodeId, asked: Asked) -> Fetch | None:
+        """The one that carries it out: what ended before it was asked for is another."""
+        weights = self._weights.known.get(node)
+        found = weights.fetches if weights is not None else ()
+        return next(
+            (each for each in found if each.source == asked.source and each.phase in ACTIVE | {Phase.QUEUED}), None
+        )
+
+    # -- remove
+
+    async def collect(self, *, states: States) -> CollectedView:
+        """Have all nodes remove what nobody wants, and say what became of it; it waits for their answers."""
+        all_free: Mapping[NodeId, tuple[Cached, ...]] = {}
+
+        def find() -> Mapping[NodeId, tuple[Cached, ...]]:
+            nonlocal all_free
+            all_free = self.look().find_free()
+            return {node: found for node, found in all_free.items() if self._is_asked(node, states)}
+
+        asked, answers = await self._weights.collect(find)
+        return CollectedView(
+            nodes=tuple(
+                _view_collected(node, found, answers.get(node), _tell_silence(node, asked, states))
+                for node, found in sorted(all_free.items())
+            )
+        )
+
+    def _is_asked(self, node: NodeId, states: States) -> bool:
+        return states.get(node) is NodeState.READY and self._weights.takes_orders(node)
+
+
+def _check_fetched(source: Source) -> None:
+    match source.origin:
+        case Origin.PATH:
+            why = f"{source.text} is a path: llmgw checks it and never copies it; put the file on the nodes yourself"
+        case Origin.REPOSITORY:
+            why = (
+                f"{source.text} is a repository, which the engine itself fetches when it is launched: name files of "
+                f"it, as hf:{source.repo}/FILE or 'hf:{source.repo}/*'"
+            )
+        case Origin.UNKNOWN:
+            why = f"{show_url(source.text)}: {source.why}"
+        case Origin.HUB | Origin.URL:
+            return
+    raise Refused(why, status=400, code="invalid_source")
+
+
+def _tell_silence(node: NodeId, asked: Collection[NodeId], states: States) -> str:
+    if node in asked:
+        return f"it has not answered within {COLLECT_SECONDS:g} s, and nothing is removed there any more"
+    state = states.get(node, NodeState.LOST)
+    return "its agent is too old for this" if state is NodeState.READY else f"it is {state}: nothing is removed there"
+
+
+def _view_collected(node: NodeId, found: Iterable[Cached], answer: Collected | None, silence: str) -> NodeCollected:
+    sizes = [each.size_bytes for each in found]
+    return NodeCollected(
+        node=node,
+        items=len(sizes),
+        bytes=sum(sizes),
+        freed_bytes=0 if answer is None else answer.freed_bytes,
+        kept=() if answer is None else answer.kept,
+        why=silence if answer is None else None,
+    )
+
+
+def _name_all(models: Iterable[Model]) -> str:
+    return " or ".join(model.name for model in models)

@@ -1,0 +1,178 @@
+"""One fetch by llmgw's own rooms, as an agent makes it, in a process of its own; or what such a fetch is made of.
+
+    fetching.py fetch URL FOLDER            into an empty cache
+    fetching.py resume URL FOLDER FILE      all of it (the beginning of FILE) lies in the cache already, but not proven
+    fetching.py parts URL FOLDER FILE       bare, each by itself: taken from a socket, hashed twice, written and synced
+
+Prints one line of JSON: seconds, CPU seconds and bytes of a fetch, and how late its event loop was at most; of parts
+both kinds of seconds of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import trio
+from blake3 import blake3
+
+from llmgw.core.node import NodeId
+from llmgw.core.weights import count_pieces, parse_source, piece_bytes_of
+from llmgw.host.cache import Cache
+from llmgw.host.extents import begin_writing, take_room
+from llmgw.host.fetch import fetch
+from llmgw.host.origin import Origin, open_origin, read_origin_settings
+from llmgw.host.peers import open_peers
+from llmgw.reactor.rate import Rate
+
+TICK_SECONDS = 0.01
+TAKEN_BYTES = 64 * 1024
+
+
+class Stopwatch:
+    """Time and CPU time of this process, of all its threads, from now on."""
+
+    def __init__(self) -> None:
+        self._began, self._cpu = time.perf_counter(), time.process_time()
+
+    def read(self) -> dict[str, float]:
+        return {"seconds": time.perf_counter() - self._began, "cpu_seconds": time.process_time() - self._cpu}
+
+
+async def bring(url: str, folder: Path, file: Path | None) -> dict[str, float]:
+    """A fetch; of what ``file`` holds already, where one is given."""
+    source, cache = parse_source(url), Cache(folder)
+    late = 0.0
+
+    async def watch() -> None:
+        nonlocal late
+        while True:
+            due = time.perf_counter() + TICK_SECONDS
+            await trio.sleep(TICK_SECONDS)
+            late = max(late, time.perf_counter() - due)
+
+    settings = read_origin_settings({}, token=None, allow_hosts=())
+    async with open_origin(settings) as origin, open_peers(NodeId("bench"), None) as peers:
+        if file is not None:
+            await lay(url, cache, origin, file)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            stopwatch = Stopwatch()
+            manifest = await fetch(
+                source,
+                cache=cache,
+                origin=origin,
+                peers=peers,
+                swarm=lambda: None,
+                tell=lambda told: None,
+                newest=False,
+                pull=None,
+                limits=Rate(None),
+            )
+            figures = stopwatch.read()
+            nursery.cancel_scope.cancel()
+    return {**figures, "bytes": manifest.size_bytes, "late_seconds": late}
+
+
+async def lay(url: str, cache: Cache, origin: Origin, file: Path) -> None:
+    """What a fetch leaves that was killed right before its end, and all of it on the disk."""
+    listing = await origin.resolve(parse_source(url), None)
+    partial = cache.open_partial(listing)
+    for number, piece in enumerate(read_pieces(file, listing.size_bytes)):
+        partial.write(0, number, piece, None)
+    partial.close()
+    for path in cache.folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as written:
+                os.fsync(written.fileno())
+
+
+def read_pieces(file: Path, size_bytes: int) -> Iterator[bytes]:
+    length = piece_bytes_of(size_bytes)
+    with file.open("rb") as content:
+        for number in range(count_pieces(size_bytes)):
+            yield content.read(min(length, size_bytes - number * length))
+
+
+def measure_parts(url: str, folder: Path, file: Path) -> dict[str, dict[str, float]]:
+    """Each over all the bytes that the address gives, in pieces that lie in memory."""
+    size = int(urlsplit(url).path.split("/")[1])
+    length = piece_bytes_of(size)
+    with file.open("rb") as content:
+        piece = content.read(min(length, size))
+    count = count_pieces(size)
+    total = sha256()
+
+    def hash_in_order() -> None:
+        for _ in range(count):
+            total.update(piece)
+
+    def hash_pieces() -> None:
+        for _ in range(count):
+            blake3(piece).hexdigest()
+
+    return {
+        "taken": time_part(lambda: take_bare(url)),
+        "sha256": time_part(hash_in_order),
+        "blake3": time_part(hash_pieces),
+        **write_bare(folder / "bare", piece, count),
+    }
+
+
+def time_part(act: Callable[[], object]) -> dict[str, float]:
+    stopwatch = Stopwatch()
+    act()
+    return stopwatch.read()
+
+
+def take_bare(url: str) -> None:
+    """All of it into one small buffer, and nowhere else."""
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    connection.request("GET", urlsplit(url).path)
+    answer = connection.getresponse()
+    left, buffer = int(answer.headers["content-length"]), bytearray(TAKEN_BYTES)
+    while left:
+        left -= answer.readinto(buffer)
+    connection.close()
+
+
+def write_bare(path: Path, piece: bytes, count: int) -> dict[str, dict[str, float]]:
+    file = os.open(path, os.O_RDWR | os.O_CREAT)
+    try:
+        take_room(file, len(piece) * count)
+
+        def write() -> None:
+            for number in range(count):
+                os.pwrite(file, piece, number * len(piece))
+                begin_writing(file, number * len(piece), len(piece))
+
+        return {"written": time_part(write), "synced": time_part(lambda: os.fsync(file))}
+    finally:
+        os.close(file)
+        path.unlink()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("mode", choices=("fetch", "resume", "parts"))
+    parser.add_argument("url")
+    parser.add_argument("folder", type=Path, help="of the cache")
+    parser.add_argument("file", type=Path, nargs="?", help="what the origin gives")
+    options = parser.parse_args()
+    if options.mode == "parts":
+        figures: object = measure_parts(options.url, options.folder, options.file)
+    else:
+        file = options.file if options.mode == "resume" else None
+        figures = trio.run(bring, options.url, options.folder, file)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import click
+import pytest
+
+from llmgw.cli.ctl import weights_pull
+from llmgw.cli.ctl.asking import Asked
+from llmgw.cli.ctl.client import NoAnswer, ToldNo
+from llmgw.cli.progress import Bars
+
+SOURCE = "hf:org/repo/a.gguf"
+
+
+def fetch(phase: str, **facts: Any) -> dict[str, Any]:
+    return {
+        "source": SOURCE,
+        "phase": phase,
+        "done_bytes": 0,
+        "total_bytes": 10**9,
+        "origin_bytes": 0,
+        "peer_bytes": 0,
+        **facts,
+    }
+
+
+def pull(*nodes: dict[str, Any]) -> dict[str, Any]:
+    named = [{"node": f"n{at}", "state": "ready", "ended": False, **node} for at, node in enumerate(nodes, start=1)]
+    return {"number": 7, "source": SOURCE, "nodes": named}
+
+
+READY = {"ended": True, "fetch": fetch("ready", done_bytes=10**9, origin_bytes=3 * 10**8, peer_bytes=7 * 10**8)}
+HAD = {"ended": True, "fetch": fetch("ready", done_bytes=10**9)}
+FAILED = {"ended": True, "fetch": fetch("failed", cause="the disk is full", remedy="free 3GB")}
+
+
+def test_all_have_it(port: Any, ctl: Any) -> None:
+    port.will_answer("POST", "/weights/pull", pull(READY, HAD))
+    ended = ctl("weights", "pull", SOURCE, "--node", "n1", "--node", "n2")
+    assert (ended.status, ended.out) == (
+        0,
+        "n1: ready, 1GB: 300MB from its origin and 700MB from other nodes\nn2: ready, it had the newest already\n",
+    )
+    assert port.heard[0].body == {"source": SOURCE, "nodes": ["n1", "n2"]}
+
+
+def test_a_failure_is_told_with_its_remedy_and_ends_with_1(port: Any, ctl: Any) -> None:
+    port.will_answer("POST", "/weights/pull", pull(READY, FAILED))
+    ended = ctl("weights", "pull", SOURCE)
+    assert ended.status == 1
+    assert ended.out.splitlines()[1:] == ["n2: failed: the disk is full", "n2: what to do: free 3GB"]
+
+
+def test_the_last_answer_can_be_had_as_it_is(port: Any, ctl: Any) -> None:
+    port.will_answer("POST", "/weights/pull", pull(FAILED))
+    ended = ctl("weights", "pull", SOURCE, "--json")
+    assert (ended.status, json.loads(ended.out)) == (1, pull(FAILED))
+
+
+def test_what_is_refused_is_told(port: Any, ctl: Any) -> None:
+    refused = {"error": {"code": "invalid_source", "message": "/m is a path: llmgw checks it and never copies it"}}
+    port.will_answer("POST", "/weights/pull", refused, status=400)
+    ended = ctl("weights", "pull", "/m")
+    assert ended.status == 1
+    assert "is a path" in ended.err
+    assert ctl("weights", "pull", SOURCE, "--node", "no node").status == 2
+
+
+Follow = Callable[..., tuple[bytes, list[str]]]
+
+
+@pytest.fixture
+def follow(asked_of: Callable[..., Asked]) -> Follow:
+    """Follows a pull of these answers; the last one, and the lines in between."""
+
+    def run(*answers: object) -> tuple[bytes, list[str]]:
+        lines: list[str] = []
+        with Bars(None, lines.append) as bars:
+            return weights_pull.follow(asked_of(*answers), SOURCE, (), bars), lines
+
+    return run
+
+
+def test_each_node_is_shown_as_it_goes_on(follow: Follow) -> None:
+    last, lines = follow(
+        pull({}, {"state": "silent"}),
+        pull({"fetch": fetch("fetching", done_bytes=10**8, left_seconds=9.0)}, {"state": "silent"}),
+        pull({"fetch": fetch("fetching", done_bytes=15 * 10**7)}, READY),
+        pull({"fetch": fetch("fetching", done_bytes=25 * 10**7)}, READY),
+        pull({"fetch": fetch("verifying", done_bytes=99 * 10**7)}, READY),
+        pull(READY, READY),
+    )
+    assert json.loads(last) == pull(READY, READY)
+    assert lines == [
+        "n1: has not begun",
+        "n2: silent: it goes on once the node is back",
+        "n1: fetching 10 %, 9s left",
+        "n2: ready",
+        "n1: fetching 25 %",
+        "n1: verifying",
+        "n1: ready",
+    ]
+
+
+def test_a_server_that_does_not_answer_is_waited_for(follow: Follow) -> None:
+    silence = NoAnswer("nothing answers there")
+    _, lines = follow(pull({}), silence, silence, pull(READY))
+    assert lines == ["n1: has not begun", "nothing answers there; waiting for it", "n1: ready"]
+
+
+def test_a_server_that_was_started_anew_knows_nothing_of_it(follow: Follow) -> None:
+    with pytest.raises(ToldNo, match="llmgw ctl weights"):
+        follow(pull({}), ToldNo("nothing is known of order 7: `llmgw ctl weights` shows more", "unknown_pull"))
+
+
+def test_ctrl_c_leaves_the_fetches_going(follow: Follow, capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(click.Abort):
+        follow(pull({}))
+    assert "the fetches go on: llmgw ctl weights --watch" in capfd.readouterr().err

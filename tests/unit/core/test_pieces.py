@@ -1,0 +1,445 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmgw.core.node import NodeId
+from llmgw.core.pieces import (
+    AWAY_SECONDS,
+    MOST_OF_ALL,
+    MOST_OF_ONE,
+    PATIENCE_SECONDS,
+    REST_SECONDS,
+    SECOND_ASK_SECONDS,
+    SUSPENDED_SECONDS,
+    Pieces,
+    Run,
+    Take,
+)
+from llmgw.core.weights import Member
+
+ME = NodeId("me")
+A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
+
+
+def member(node: str, *, whole: bool = False, seed: str | None = "10.0.0.1:7000", **more: Any) -> Member:
+    return Member(node=NodeId(node), seed=seed, whole=whole, **more)
+
+
+def news(*pieces: int, file: int = 0, mark: str = "0") -> list[tuple[int, int, str]]:
+    return [(file, piece, mark * 64) for piece in pieces]
+
+
+def make(count: int, *members: Member, seeding: bool = True) -> Pieces:
+    pieces = Pieces(ME, "salt", [count])
+    if members:
+        pieces.set_members([member("me", seed="10.0.0.9:7000" if seeding else None), *members], 0.0)
+    return pieces
+
+
+def read(pieces: Pieces, now: float = 0.0) -> set[int]:
+    """All that is asked of the origin in one go, and comes."""
+    found = set()
+    while (run := pieces.next_run(now)) is not None:
+        for piece in range(run.start, run.stop):
+            if pieces.begin(run.file, piece, now):
+                pieces.got(run.file, piece, None, now)
+                found.add(piece)
+        pieces.end_run(run)
+    return found
+
+
+def take(pieces: Pieces, now: float = 0.0) -> Take:
+    found = pieces.next_take(now)
+    assert found is not None
+    return found
+
+
+def bring(pieces: Pieces, now: float = 0.0) -> list[tuple[NodeId, int]]:
+    """All that is asked of members in one go, and comes."""
+    found = []
+    while (each := pieces.next_take(now)) is not None:
+        found.append((each.node, each.piece))
+        pieces.got(each.file, each.piece, each.node, now)
+        pieces.release(each)
+    return found
+
+
+def test_alone_everything_is_asked_of_the_origin_in_order() -> None:
+    pieces = make(100)
+    run = pieces.next_run(0.0)
+    assert run == Run(file=0, start=0, stop=12)
+    assert pieces.next_run(0.0) == Run(file=0, start=12, stop=24)
+    pieces.end_run(run)
+    assert read(pieces) == set(range(12)) | set(range(24, 100))
+
+
+def test_what_is_there_is_not_asked_for() -> None:
+    pieces = Pieces(ME, "salt", [4, 3], [(0, 1), (1, 0)])
+    assert pieces.left == 5
+    found = []
+    while (run := pieces.next_run(0.0)) is not None:
+        found += [(run.file, piece) for piece in range(run.start, run.stop)]
+    assert found == [(0, 0), (0, 2), (0, 3), (1, 1), (1, 2)]
+
+
+def test_no_piece_is_asked_of_the_origin_by_two_and_none_by_nobody() -> None:
+    asked: list[int] = []
+    nodes = ["a", "b", "c", "me"]
+    for node in nodes:
+        pieces = Pieces(NodeId(node), "salt", [500])
+        pieces.set_members([member(each) for each in nodes], 0.0)
+        asked += read(pieces)
+    assert sorted(asked) == list(range(500))
+
+
+def test_a_node_that_none_can_take_from_waits_for_those_that_fetch() -> None:
+    pieces = make(10, member("a"), seeding=False)
+    assert read(pieces) == set()
+    pieces.hear(A, news(3), 0.0)
+    assert bring(pieces) == [(A, 3)]
+    pieces.leave(A, AWAY_SECONDS, 1.0)
+    assert read(pieces, 1.0) == set(range(10)) - {3}
+
+
+def test_a_node_that_is_not_listed_yet_waits_for_those_that_are() -> None:
+    pieces = Pieces(ME, "salt", [10])
+    pieces.set_members([member("a", fabrics=("ib1",))], 0.0)
+    assert read(pieces) == set()
+
+
+def test_members_that_none_can_take_from_have_no_share() -> None:
+    pieces = make(10, member("a", seed=None))
+    assert read(pieces) == set(range(10))
+
+
+def test_while_one_near_has_all_of_it_the_origin_is_left_alone() -> None:
+    pieces = make(10, member("a", whole=True), member("b"))
+    assert read(pieces) == set()
+    pieces.hear(A, news(*range(10)), 0.0)
+    assert sorted(piece for _, piece in bring(pieces)) == list(range(10))
+
+
+def test_one_far_is_asked_only_when_it_has_all_and_then_before_the_origin() -> None:
+    pieces = make(6, member("a", fabrics=("ib2",)))
+    pieces.hear(A, news(1, 2), 0.0)
+    assert pieces.next_take(0.0) is None
+    pieces.set_members([member("me"), member("a", fabrics=("ib2",), whole=True)], 0.0)
+    assert read(pieces) == set()
+    pieces.hear(A, news(*range(6)), 0.0)
+    assert sorted(piece for _, piece in bring(pieces)) == list(range(6))
+
+
+def test_of_one_far_each_takes_its_own_share_and_of_those_near_the_rest() -> None:
+    far = member("far", fabrics=("ib2",), whole=True)
+    taken: list[int] = []
+    for node in ("me", "a"):
+        pieces = Pieces(NodeId(node), "salt", [64])
+        pieces.set_members([member("me"), member("a"), far], 0.0)
+        pieces.hear(far.node, news(*range(64)), 0.0)
+        taken += [piece for _, piece in bring(pieces)]
+    assert sorted(taken) == list(range(64))
+
+
+def test_the_rarest_piece_comes_first() -> None:
+    pieces = make(6, member("a", whole=True), member("b"), member("c"))
+    pieces.hear(B, news(0, 1, 2), 0.0)
+    pieces.hear(C, news(0, 1, 4), 0.0)
+    pieces.hear(A, news(*range(6)), 0.0)
+    order = [piece for _, piece in bring(pieces)]
+    assert set(order[:2]) == {3, 5}
+    assert set(order[2:4]) == {2, 4}
+
+
+def test_those_that_take_from_one_begin_with_different_pieces() -> None:
+    first: list[int] = []
+    for node in ("me", "b"):
+        pieces = Pieces(NodeId(node), "salt", [64])
+        pieces.set_members([member("me"), member("b"), member("a", whole=True)], 0.0)
+        pieces.hear(A, news(*range(64)), 0.0)
+        first += [piece for _, piece in bring(pieces)][:20]
+    assert len(set(first)) == 40
+
+
+def test_who_takes_alone_from_one_takes_in_order() -> None:
+    pieces = make(32, member("a", whole=True))
+    pieces.hear(A, news(*range(32)), 0.0)
+    assert [piece for _, piece in bring(pieces)] == list(range(32))
+
+
+def test_one_member_has_two_transfers_and_all_have_eight() -> None:
+    names = [f"m{number}" for number in range(6)]
+    pieces = make(100, *(member(name, whole=True) for name in names))
+    for name in names:
+        pieces.hear(NodeId(name), news(*range(100)), 0.0)
+    taken = [take(pieces) for _ in range(MOST_OF_ALL)]
+    assert pieces.next_take(0.0) is None
+    assert max(sum(each.node == name for each in taken) for name in names) <= MOST_OF_ONE
+    assert len({each.piece for each in taken}) == MOST_OF_ALL
+
+
+def test_a_piece_that_failed_is_asked_for_again() -> None:
+    pieces = make(1, member("a", whole=True))
+    pieces.hear(A, news(0), 0.0)
+    first = take(pieces)
+    assert pieces.next_take(0.0) is None
+    pieces.release(first)
+    assert take(pieces) == first
+
+
+def test_what_a_member_does_not_have_after_all_is_had_elsewhere() -> None:
+    pieces = make(2, member("a"))
+    pieces.hear(A, news(0, 1), 0.0)
+    first = take(pieces)
+    pieces.lacks(first)
+    pieces.release(first)
+    assert take(pieces).piece != first.piece
+
+
+def test_one_with_too_much_to_do_is_left_in_peace_and_then_alone() -> None:
+    pieces = make(1, member("a", whole=True))
+    pieces.hear(A, news(0), 0.0)
+    now = 0.0
+    while now <= PATIENCE_SECONDS:
+        each = take(pieces, now)
+        pieces.rest(A, now)
+        pieces.release(each)
+        assert pieces.next_take(now) is None
+        now += REST_SECONDS
+    each = take(pieces, now)
+    pieces.rest(A, now)
+    pieces.release(each)
+    assert pieces.list_there(now) == ()
+    assert read(pieces, now) == {0}
+
+
+def test_one_that_left_is_believed_anew_when_it_is_back() -> None:
+    pieces = make(4, member("a", whole=True))
+    pieces.hear(A, news(0, 1, 2, 3), 0.0)
+    pieces.leave(A, AWAY_SECONDS, 0.0)
+    pieces.hear(A, news(0), 1.0)
+    assert pieces.next_take(1.0) is None
+    assert pieces.list_there(1.0) == ()
+    assert [each.node for each in pieces.list_there(AWAY_SECONDS)] == [A]
+    pieces.hear(A, news(2), AWAY_SECONDS)
+    assert bring(pieces, AWAY_SECONDS) == [(A, 2)]
+
+
+def test_the_slow_one_of_several_is_not_waited_for_at_the_end() -> None:
+    pieces = make(1, member("a"), member("b"))
+    pieces.hear(A, news(0), 0.0)
+    pieces.hear(B, news(0), 0.0)
+    first = take(pieces)
+    assert pieces.next_take(SECOND_ASK_SECONDS - 0.1) is None
+    second = take(pieces, SECOND_ASK_SECONDS)
+    assert {first.node, second.node} == {A, B}
+    assert pieces.next_take(100.0) is None
+
+
+def test_who_brings_nothing_loses_its_share_for_a_while() -> None:
+    pieces = make(100, member("a"))
+    ours = read(pieces, 0.0)
+    assert 0 < len(ours) < 100
+    assert pieces.suspend_silent(PATIENCE_SECONDS) == ()
+    assert pieces.suspend_silent(PATIENCE_SECONDS + 0.1) == (A,)
+    assert pieces.list_there(11.0) != ()
+    run = pieces.next_run(11.0)
+    assert run is not None
+    pieces.end_run(run)
+    assert pieces.next_run(PATIENCE_SECONDS + 0.1 + SUSPENDED_SECONDS) is None
+
+
+def test_who_brings_something_keeps_its_share() -> None:
+    pieces = make(100, member("a"))
+    read(pieces)
+    for now in range(1, 60):
+        pieces.hear(A, news(now), float(now))
+        assert pieces.suspend_silent(float(now)) == ()
+
+
+def test_where_the_origin_stalls_nobody_is_called_silent() -> None:
+    pieces = make(100, member("a"))
+    run = pieces.next_run(0.0)
+    assert run is not None
+    assert pieces.begin(run.file, run.start, 0.0)
+    assert pieces.suspend_silent(1000.0) == ()
+    pieces.got(run.file, run.start, None, 1000.0)
+    pieces.end_run(run)
+    # Now that it gives again, all have their time.
+    read(pieces, 1001.0)
+    assert pieces.suspend_silent(1001.0) == ()
+    assert pieces.suspend_silent(1001.0 + PATIENCE_SECONDS) == (A,)
+
+
+def test_where_pieces_come_slowly_members_have_as_much_time() -> None:
+    pieces = make(100, member("a"))
+    run = pieces.next_run(0.0)
+    assert run is not None
+    assert pieces.begin(run.file, run.start, 0.0)
+    pieces.got(run.file, run.start, None, 20.0)
+    pieces.end_run(run)
+    assert pieces.suspend_silent(59.0) == ()
+    read(pieces, 59.0)
+    assert pieces.suspend_silent(59.0) == ()
+    assert pieces.suspend_silent(59.0 + 79.0) == (A,)
+
+
+def test_a_whole_one_that_does_not_tell_of_all_is_not_waited_for_for_ever() -> None:
+    pieces = make(4, member("a", whole=True))
+    pieces.hear(A, news(0, 1), 0.0)
+    assert sorted(piece for _, piece in bring(pieces)) == [0, 1]
+    assert pieces.suspend_silent(PATIENCE_SECONDS + 0.1) == (A,)
+    assert read(pieces, 11.0) == {2, 3}
+
+
+def test_a_whole_one_that_has_told_of_all_is_never_called_silent() -> None:
+    pieces = make(2, member("a", whole=True))
+    pieces.hear(A, news(0, 1), 0.0)
+    assert pieces.suspend_silent(1000.0) == ()
+
+
+def test_a_run_gives_way_where_a_piece_came_to_somebody_near() -> None:
+    pieces = make(100, member("a"))
+    pieces.leave(A, 1.0, 0.0)
+    run = pieces.next_run(0.5)
+    assert run is not None
+    assert pieces.begin(0, run.start, 0.5)
+    pieces.hear(A, news(run.start + 1), 1.5)
+    assert not pieces.begin(0, run.start + 1, 1.5)
+    assert take(pieces, 1.5).piece == run.start + 1
+
+
+def test_a_piece_that_two_tell_otherwise_is_had_from_the_origin_and_the_liar_is_found() -> None:
+    pieces = make(4, member("a", whole=True), member("b", whole=True))
+    pieces.hear(A, news(0, 1, 2, 3), 0.0)
+    pieces.hear(B, [*news(0, 1, 3), *news(2, mark="f")], 0.0)
+    assert sorted(piece for _, piece in bring(pieces)) == [0, 1, 3]
+    assert read(pieces) == {2}
+    assert pieces.compare(0, 2, "0" * 64) == (B,)
+
+
+def test_a_distrusted_file_comes_from_the_origin_alone() -> None:
+    pieces = make(8, member("a", whole=True))
+    pieces.hear(A, news(*range(8)), 0.0)
+    assert len(bring(pieces)) == 8
+    for piece in range(8):
+        pieces.lost(0, piece)
+    pieces.distrust(0)
+    pieces.hear(A, news(*range(8)), 1.0)
+    assert pieces.next_take(1.0) is None
+    assert read(pieces, 1.0) == set(range(8))
+    assert pieces.left == 0
+    assert pieces.compare(0, 0, "f" * 64) == (A,)
+
+
+def test_a_file_that_is_read_in_order_is_one_request_for_all_of_it() -> None:
+    pieces = Pieces(ME, "salt", [100], [(0, 7)])
+    first = pieces.next_run(0.0)
+    assert first is not None
+    pieces.read_in_order(0)
+    assert pieces.next_run(0.0) is None
+    pieces.end_run(first)
+    run = pieces.next_run(0.0)
+    assert run == Run(file=0, start=0, stop=100, ordered=True)
+    assert pieces.next_run(0.0) is None
+    assert [piece for piece in range(100) if not pieces.begin(0, piece, 0.0)] == [7]
+    assert pieces.goes_on(0, 99)
+    pieces.got(0, 99)
+    assert not pieces.goes_on(0, 99)
+
+
+def test_nonsense_of_a_member_is_passed_over() -> None:
+    pieces = make(2, member("a", whole=True))
+    pieces.hear(A, [(0, 2, "0" * 64), (1, 0, "0" * 64), (-1, 0, "0" * 64), (0, -1, "0" * 64)], 0.0)
+    pieces.hear(NodeId("stranger"), news(0), 0.0)
+    assert pieces.next_take(0.0) is None
+
+
+def test_a_member_that_goes_takes_its_transfers_along() -> None:
+    pieces = make(4, member("a", whole=True))
+    pieces.hear(A, news(0, 1, 2, 3), 0.0)
+    old = [take(pieces), take(pieces)]
+    pieces.set_members([member("me"), member("b", whole=True)], 0.0)
+    pieces.hear(B, news(0, 1, 2, 3), 0.0)
+    for each in old:
+        pieces.release(each)
+    assert len(bring(pieces)) == 4
+
+
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["hear", "leave", "fail", "lack", "go", "come"]), st.integers(0, 3), st.integers(0, 39)),
+    max_size=60,
+)
+
+
+@given(st.lists(st.integers(0, 20), min_size=1, max_size=3), EVENTS, st.booleans())
+def test_every_piece_comes_in_the_end_whatever_happens_on_the_way(
+    counts: list[int], events: list[tuple[str, int, int]], seeding: bool
+) -> None:
+    """Where the origin gives, nothing that members do keeps a piece from coming; and nothing is asked for that is
+    there, nor of one that does not say that it has it."""
+    pieces = Pieces(ME, "salt", counts)
+    names = [f"m{number}" for number in range(4)]
+    present = set(names)
+    own = member("me", seed="10.0.0.9:7000" if seeding else None)
+    running: list[Take] = []
+    now = 0.0
+    places = [(file, piece) for file, count in enumerate(counts) for piece in range(count)]
+
+    def tell() -> None:
+        listed = [member(name, whole=name == "m0", fabrics=("x",) if name == "m3" else ()) for name in sorted(present)]
+        pieces.set_members([own, *listed], now)
+
+    tell()
+    for what, who, which in events:
+        now += 0.5
+        node = NodeId(names[who])
+        if what == "hear" and places:
+            file, piece = places[which % len(places)]
+            pieces.hear(node, [(file, piece, "0" * 64)], now)
+        elif what == "leave":
+            pieces.leave(node, AWAY_SECONDS, now)
+        elif what in ("go", "come"):
+            (present.discard if what == "go" else present.add)(names[who])
+            tell()
+        elif running:
+            each = running.pop(which % len(running))
+            if what == "lack":
+                pieces.lacks(each)
+            pieces.release(each)
+        while (found := pieces.next_take(now)) is not None:
+            assert not pieces.is_done(found.file, found.piece)
+            assert found.node in present
+            running.append(found)
+        assert len(running) <= MOST_OF_ALL + 8
+    for each in running:
+        pieces.release(each)
+    for _ in range(200):
+        now += 1.0
+        pieces.suspend_silent(now)
+        while (run := pieces.next_run(now)) is not None:
+            for piece in range(run.start, run.stop):
+                if pieces.begin(run.file, piece, now):
+                    pieces.got(run.file, piece, None, now)
+            pieces.end_run(run)
+        while (found := pieces.next_take(now)) is not None:
+            pieces.got(found.file, found.piece, found.node, now)
+            pieces.release(found)
+    assert pieces.left == 0
+    assert pieces.next_take(now) is None
+    assert pieces.next_run(now) is None
+
+
+@pytest.mark.parametrize("seeding", [True, False])
+@given(st.integers(1, 30), st.data())
+def test_what_somebody_has_comes_without_the_origin(seeding: bool, count: int, data: st.DataObject) -> None:
+    pieces = make(count, member("a"), member("b"), member("c"), seeding=seeding)
+    for piece in range(count):
+        holders = data.draw(st.sets(st.sampled_from([A, B, C]), min_size=1))
+        for node in sorted(holders):
+            pieces.hear(node, news(piece), 0.0)
+    assert read(pieces) == set()
+    assert sorted(piece for _, piece in bring(pieces)) == list(range(count))
