@@ -33,6 +33,8 @@ from llmgw.host.peers import open_peers
 from llmgw.reactor.rate import Rate
 
 TICK_SECONDS = 0.01
+# The first bytes that a machine has not used since its start may cost it several times as much as later ones.
+PART_TRIES = 3
 TAKEN_BYTES = 64 * 1024
 
 
@@ -102,7 +104,7 @@ def read_pieces(file: Path, size_bytes: int) -> Iterator[bytes]:
 
 
 def measure_parts(url: str, folder: Path, file: Path) -> dict[str, dict[str, float]]:
-    """Each over all the bytes that the address gives, in pieces that lie in memory."""
+    """Each over all the bytes that the address gives, in pieces that lie in memory; the best of some tries."""
     size = int(urlsplit(url).path.split("/")[1])
     length = piece_bytes_of(size)
     with file.open("rb") as content:
@@ -118,11 +120,18 @@ def measure_parts(url: str, folder: Path, file: Path) -> dict[str, dict[str, flo
         for _ in range(count):
             blake3(piece).hexdigest()
 
+    tries = [
+        {
+            "taken": time_part(lambda: take_bare(url)),
+            "sha256": time_part(hash_in_order),
+            "blake3": time_part(hash_pieces),
+            **write_bare(folder / "bare", piece, count),
+        }
+        for _ in range(PART_TRIES)
+    ]
     return {
-        "taken": time_part(lambda: take_bare(url)),
-        "sha256": time_part(hash_in_order),
-        "blake3": time_part(hash_pieces),
-        **write_bare(folder / "bare", piece, count),
+        part: {kind: min(each[part][kind] for each in tries) for kind in ("seconds", "cpu_seconds")}
+        for part in tries[0]
     }
 
 

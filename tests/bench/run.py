@@ -23,6 +23,7 @@ from harness.programs import Others, allow_files, choose_cpus, compile_program
 from harness.report import as_json, find_errors, render_rows, render_tables
 from harness.scenarios import QUICK, SCENARIOS, WARM_UP, measure
 from harness.servers import RECIPES, Site, StartError, find_nginx, install_vllm_router
+from harness.weights import FULL_SIZES, QUICK_SIZES, measure_weights
 
 SERVERS = RECIPES | {CLUSTER: run_cluster}
 OURS = ("llmgw", CLUSTER)
@@ -42,6 +43,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--no-demo", action="store_true", help="leave `llmgw demo` out")
     parser.add_argument("--no-agents", action="store_true", help="leave out what many agents cost their server")
     parser.add_argument("--no-fleet", action="store_true", help="leave out what the fleet's decisions cost")
+    parser.add_argument("--no-weights", action="store_true", help="leave out what fetching weights costs")
     parser.add_argument("--strict", action="store_true", help="an unmet goal is a failure")
     return parser.parse_args(argv)
 
@@ -99,6 +101,8 @@ def run(site: Site, load: Path, servers: list[str], options: argparse.Namespace)
             extras |= try_demo(site)
     if CLUSTER in results and not options.no_agents:
         extras |= measure_agents(site, quick=options.quick)
+    if not options.no_weights and set(OURS) & set(results):
+        extras |= measure_weights(site, QUICK_SIZES if options.quick else FULL_SIZES)
     if not options.no_fleet:
         print("bench: decisions of the fleet", flush=True)
         extras |= measure_fleet(nodes=40, models=20) if options.quick else measure_fleet(nodes=1000, models=200)

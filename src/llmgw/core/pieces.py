@@ -20,8 +20,10 @@ from llmgw.core.weights import Member
 # Transfers from members at a time: from one, and from all.
 MOST_OF_ONE = 2
 MOST_OF_ALL = 8
-# Requests to the origin at a time, and the longest of them.
+# Requests to the origin at a time, and how long they are: the first ones short, for others may just be coming to share
+# in it, and what is cut off then has come in vain.
 MOST_LINES = 4
+FIRST_RUN_PIECES = 2
 MOST_RUN_PIECES = 64
 
 # A member that brings nothing for so long loses its share for a while, one that can't be reached is not asked for as
@@ -113,6 +115,7 @@ class Pieces:
         self._peers: dict[NodeId, _Peer] = {}
         self._busy = 0
         self._seeding = False
+        self._longest = FIRST_RUN_PIECES
         self._asking_since: float | None = None
         self._gaps: deque[float] = deque(maxlen=8)
         for file, piece in done:
@@ -317,19 +320,20 @@ class Pieces:
             return Run(file=file, start=0, stop=count, ordered=True)
         stop = start + 1
         # What is left is cut small for many requests, so that they end together.
-        most = min(MOST_RUN_PIECES, max(1, self._left // (2 * MOST_LINES)), first + count - start)
+        most = min(self._longest, max(1, self._left // (2 * MOST_LINES)), first + count - start)
         while stop - start < most and next(places, None) == stop:
             stop += 1
         self._reserved.update(range(start, stop))
         return Run(file=file, start=start - first, stop=stop - first)
 
-    def begin(self, file: int, piece: int, now: float) -> bool:
-        """Whether the next piece of a run is still to be had from the origin; it is then asked for."""
+    def begin(self, file: int, piece: int, now: float, *, underway: bool = False) -> bool:
+        """Whether the next piece of a run is still to be had from the origin; it is then asked for. ``underway``: the
+        origin is likely to have sent it already."""
         place = self._shares.place(file, piece)
         if self._done[place]:
             return False
         if not self._shares.is_in_order(file) and (
-            place in self._asked or self._holders[place] or not self._asks(place, now)
+            place in self._asked or not (underway or (not self._holders[place] and self._asks(place, now)))
         ):
             return False
         self._asked.setdefault(place, {})[None] = now
@@ -343,6 +347,9 @@ class Pieces:
 
     def end_run(self, run: Run) -> None:
         """The request is over, however it went."""
+        if self.is_done(run.file, run.stop - 1):
+            # Twice as long once all lines have been through.
+            self._longest = min(self._longest + (run.stop - run.start + MOST_LINES - 1) // MOST_LINES, MOST_RUN_PIECES)
         for place in self._shares.places_of(run.file)[run.start : run.stop]:
             self._reserved.discard(place)
             self._unask(place, None)

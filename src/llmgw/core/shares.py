@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 
 from llmgw.core.node import NodeId
@@ -101,11 +101,15 @@ class Shares:
     def list_own(self) -> list[int]:
         """Our blocks, in the order in which to ask for them.
 
-        What falls to us because others are silent falls to everybody who finds them so: what is ours anyway comes
-        first, and the rest at each in an order of its own.
+        Each of several begins at another place, so that what one has asked for before it knew of the others is not what
+        they begin with. What falls to us because others are silent falls to everybody who finds them so: what is ours
+        anyway comes first, and the rest at each in an order of its own.
         """
         if self._own_blocks is None:
             owned = [block for block in range(len(self.blocks)) if self.owns(block)]
+            if self._rivals and self.blocks:
+                begin = bisect_left(owned, self.mine[0] % len(self.blocks))
+                owned = owned[begin:] + owned[:begin]
             if self._owners != self._rivals:
                 ours = [block for block in owned if self._is_highest(self._part_of(block), self._rivals)]
                 adopted = set(owned).difference(ours)

@@ -162,7 +162,7 @@ class _Fetching:
                 if failure.file in anew:
                     raise
                 anew.add(failure.file)
-                partial.forget(failure.file)
+                await trio.to_thread.run_sync(partial.forget, failure.file)
                 taking.take_anew(failure.file)
 
     def _find_commit(self, commit: str) -> Manifest | None:

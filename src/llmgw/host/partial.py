@@ -32,7 +32,7 @@ from llmgw.host.weights_errors import FetchFailed, Kind
 
 # While one piece is written, so many that came before their turn are read back for the file's sum: it keeps up with
 # what comes, and no write takes much longer than another.
-_CAUGHT_UP = 2
+_CAUGHT_UP = 8
 _STRIPES = 16
 
 Buffer = bytes | bytearray | memoryview

@@ -178,7 +178,8 @@ class Peers:
                 try:
                     yield _Answer(status=answer.status, headers=_lower(answer), body=body)
                 finally:
-                    await _end(answer, body)
+                    with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                        await _end(answer, body)
         except (*_FAILURES, httpx.InvalidURL, ssl.SSLError) as error:
             raise PeerGone(_explain(error)) from error
 
@@ -245,11 +246,10 @@ async def _iterate(answer: httpcore.Response) -> AsyncIterator[bytes]:
 async def _end(answer: httpcore.Response, body: AsyncIterator[bytes]) -> None:
     """The answer is needed no more, whole or not. What reads it is several generators, one in the other, of which the
     inner ones would be left to the garbage collector: so they are read to the end, of a connection that is closed."""
-    with trio.move_on_after(CLOSE_SECONDS, shield=True):
-        await answer.aclose()
-        with suppress(*_FAILURES):
-            async for _ in body:
-                pass
+    await answer.aclose()
+    with suppress(*_FAILURES):
+        async for _ in body:
+            pass
 
 
 def _explain(error: BaseException) -> str:

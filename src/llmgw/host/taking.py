@@ -32,18 +32,21 @@ log = logging.getLogger(__name__)
 # How often it is looked at what is due, when nothing happens.
 TURN_SECONDS = 0.5
 SOON_SECONDS = 0.05
-# So long it is waited to hear who else fetches the same, before the origin is asked for what falls to one of them.
-LISTED_SECONDS = 2.0
+# So long at most it is waited, before the origin is asked for anything, to hear who else fetches the same, and what
+# they have.
+LISTEN_SECONDS = 2.0
 # How long a member may hold back its answer until it has news, and what lies between two of its answers at least.
 NEWS_SECONDS = 5
 NEWS_PAUSE_SECONDS = 0.2
 # Where the server hands each answer on.
 RELAYED_PAUSE_SECONDS = 1.0
-# How soon one is asked again that does not know us or the source yet.
+# How soon at last one is asked again that does not know us or the source yet.
 NOT_YET_SECONDS = 1.0
 # So much news is taken in at a time; then others have their turn.
 NEWS_AT_ONCE = 200
 WRITERS = 4
+# As much of an answer is on its way before anybody reads it: to cut that off would save nothing.
+UNDERWAY_BYTES = 8 * 1024 * 1024
 # Where others can still bring it, an origin that can't be reached from here is no end.
 CUT_OFF = frozenset({Kind.TLS, Kind.DNS, Kind.UNREACHABLE})
 
@@ -92,7 +95,9 @@ class Taking:
         # Whether the origin has sent anything from the middle of a file: many that get all of it would be a waste.
         self._knows_ranges = False
         self._retries = Retries()
-        self._alone_until = -float("inf")
+        # Until when it is waited to hear what others have, and who has been heard.
+        self._listens_until = -float("inf")
+        self._heard: set[NodeId] = set()
         self._failure: FetchFailed | None = None
         self._bell = trio.Event()
         self._writers = trio.CapacityLimiter(WRITERS)
@@ -108,8 +113,9 @@ class Taking:
     async def run(self, nursery: trio.Nursery) -> None:
         """Return when every piece is on the disk; what runs in the nursery then is to be cancelled. Raises
         FetchFailed."""
+        self._watched.clear()
         if self._peers.can_ask:
-            self._alone_until = trio.current_time() + LISTED_SECONDS
+            self._listens_until = trio.current_time() + LISTEN_SECONDS
         while self._pieces.left:
             now = trio.current_time()
             self._follow_swarm(nursery, now)
@@ -117,13 +123,13 @@ class Taking:
                 log.info("%s brings nothing of %s: others fetch its share", node, self._source.name)
             while (take := self._pieces.next_take(now)) is not None:
                 nursery.start_soon(self._take, take)
-            if now >= max(self._retries.rest_until, self._alone_until):
+            if now >= max(self._retries.rest_until, self._listens_until):
                 most = MOST_LINES if self._knows_ranges else 2
                 while self._lines < most and (run := self._pieces.next_run(now)) is not None:
                     self._lines += 1
                     nursery.start_soon(self._read, run)
             self._bell = trio.Event()
-            with trio.move_on_after(TURN_SECONDS if now >= self._alone_until else SOON_SECONDS):
+            with trio.move_on_after(TURN_SECONDS if now >= self._listens_until else SOON_SECONDS):
                 await self._bell.wait()
             if self._failure is not None:
                 raise self._failure
@@ -139,8 +145,6 @@ class Taking:
         # one will say so.
         ours = swarm is not None and swarm.commit in (None, self._listing.commit)
         members = swarm.members if swarm is not None and ours else ()
-        if any(member.node == self._peers.node for member in members):
-            self._alone_until = now
         if members != self._members:
             self._members = members
             self._pieces.set_members(members, now)
@@ -153,6 +157,8 @@ class Taking:
             if node not in self._watched:
                 self._watched[node] = (member.seed, trio.CancelScope())
                 nursery.start_soon(self._watch, member, self._watched[node][1])
+        if any(member.node == self._peers.node for member in members) and self._heard.issuperset(there):
+            self._listens_until = min(self._listens_until, now)
 
     async def _watch(self, member: Member, scope: trio.CancelScope) -> None:
         """Hear what a member has, as long as it is one."""
@@ -166,7 +172,7 @@ class Taking:
 
     async def _hear(self, member: Member) -> None:
         told: Told | None = None
-        answered_at = trio.current_time()
+        answered_at, pause = trio.current_time(), NEWS_PAUSE_SECONDS
         while True:
             asked_at = trio.current_time()
             try:
@@ -177,8 +183,10 @@ class Taking:
                 # It may not have heard of us, or of this source, so soon as we have of it.
                 if trio.current_time() - answered_at > PATIENCE_SECONDS:
                     raise
-                await trio.sleep(NOT_YET_SECONDS)
+                await trio.sleep(pause)
+                pause = min(2 * pause, NOT_YET_SECONDS)
                 continue
+            pause = NEWS_PAUSE_SECONDS
             answered_at = trio.current_time()
             if [(file.name, file.size_bytes) for file in new.files] != [
                 (file.name, file.size_bytes) for file in self._listing.files
@@ -189,10 +197,12 @@ class Taking:
                 self._ring()
                 await trio.lowlevel.checkpoint()
             told = new
+            self._heard.add(member.node)
+            self._ring()
             if len(new.news) < NEWS_AT_ONCE:
                 # A word for every single piece would cost more than the piece's way.
-                pause = RELAYED_PAUSE_SECONDS if member.seed == RELAY else NEWS_PAUSE_SECONDS
-                await trio.sleep(max(0.0, pause - (answered_at - asked_at)))
+                least = RELAYED_PAUSE_SECONDS if member.seed == RELAY else NEWS_PAUSE_SECONDS
+                await trio.sleep(max(0.0, least - (answered_at - asked_at)))
 
     def _leave(self, node: NodeId, seconds: float, why: str) -> None:
         log.info("%s is not asked for %s for %.0f s: %s", node, self._source.name, seconds, why)
@@ -301,7 +311,8 @@ class Taking:
                             return
                         if ordered and not self._pieces.goes_on(file, piece):
                             return
-                        wanted = self._pieces.begin(file, piece, trio.current_time())
+                        underway = stop - piece * length <= UNDERWAY_BYTES
+                        wanted = self._pieces.begin(file, piece, trio.current_time(), underway=underway)
                         if not wanted and not ordered:
                             return
                         size = self._measure(file, piece)

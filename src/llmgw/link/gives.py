@@ -133,8 +133,8 @@ class Gives:
             while give.fit:
                 # The one that was used last is used next, so that those that are too many end by themselves.
                 self._idle.setdefault(give.node, []).append(give)
-                if give.node in self._lots:
-                    self._lots[give.node].unpark_all()
+                if (lot := self._lots.pop(give.node, None)) is not None:
+                    lot.unpark_all()
                 await give.rest()
                 self._forget(give)
         finally:
@@ -162,18 +162,17 @@ class Gives:
             give.give_back()
 
     async def _find(self, node: NodeId, deadline: float) -> Give | None:
-        lot = self._lots.setdefault(node, trio.lowlevel.ParkingLot())
-        try:
-            while node not in self._idle:
-                with trio.CancelScope(deadline=deadline) as limit:
-                    await lot.park()
-                if limit.cancelled_caught and node not in self._idle:
-                    return None
-            give = self._idle[node].pop()
-            give.take()
-            if not self._idle[node]:
-                del self._idle[node]
-            return give
-        finally:
-            if not lot and self._lots.get(node) is lot:
-                del self._lots[node]
+        while node not in self._idle:
+            # (made anew by whoever comes first after all that waited were woken)
+            lot = self._lots.setdefault(node, trio.lowlevel.ParkingLot())
+            with trio.CancelScope(deadline=deadline) as limit:
+                await lot.park()
+            if limit.cancelled_caught and node not in self._idle:
+                if not lot and self._lots.get(node) is lot:
+                    del self._lots[node]
+                return None
+        give = self._idle[node].pop()
+        give.take()
+        if not self._idle[node]:
+            del self._idle[node]
+        return give

@@ -41,6 +41,10 @@ class Origin:
         return int(sent.get(url.partition(str(self.port))[2], 0))
 
 
+def show_size(size_bytes: int) -> str:
+    return f"{size_bytes / 1e9:g} GB" if size_bytes >= 1e9 else f"{size_bytes / 1e6:g} MB"
+
+
 def write_random(path: Path, size_bytes: int) -> Path:
     """Bytes that nothing makes smaller, the same each time."""
     source = random.Random(size_bytes)

@@ -64,20 +64,26 @@ def free_port() -> int:
 
 
 @contextmanager
+def on_cpus(cpus: Iterable[int]) -> Iterator[None]:
+    """What is started meanwhile runs on these: a child inherits them before its first instruction, and so do threads
+    that it starts early."""
+    here = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cpus)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, here)
+
+
+@contextmanager
 def started(
     argv: Sequence[str], *, log: Path, cpus: Iterable[int], env: Mapping[str, str] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """A program while it runs, on these cpus, writing to LOG; at the end it and all its children are gone."""
-    here = os.sched_getaffinity(0)
-    # A child inherits the affinity: so it is pinned before its first instruction, and threads it starts early are too.
-    os.sched_setaffinity(0, cpus)
-    try:
-        with log.open("ab") as out:
-            process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
-            )
-    finally:
-        os.sched_setaffinity(0, here)
+    with on_cpus(cpus), log.open("ab") as out:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
+        )
     try:
         yield process
     finally:

@@ -177,7 +177,11 @@ def write_yaml(path: Path, content: Mapping[str, object]) -> Path:
 
 def make_environment(folder: Path) -> dict[str, str]:
     """For an llmgw that knows the bench's engine, and nothing of whoever runs the bench."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("LLMGW_")}
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not (name.startswith("LLMGW_") or name.lower().endswith("_proxy"))
+    }
     return env | {"PYTHONPATH": str(SOURCES / "plugin"), "HOME": str(folder)}
 
 

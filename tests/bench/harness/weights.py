@@ -11,12 +11,12 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import median
+from typing import Any
 
 from harness.arriving import measure_gap, measure_sharing, measure_start
-from harness.origin import Origin, run_origin, write_random
-from harness.programs import SOURCES
+from harness.origin import Origin, run_origin, show_size, write_random
+from harness.programs import SOURCES, on_cpus
 from harness.servers import Site, StartError
 
 GB = 1e9
@@ -50,7 +50,7 @@ class Sizes:
         return self.largest + most + SPARE_BYTES
 
 
-FULL = Sizes(
+FULL_SIZES = Sizes(
     alone=1_000_000_000,
     alone_tries=5,
     shared=64_000_000,
@@ -60,7 +60,7 @@ FULL = Sizes(
     started=1_000_000_000,
     start_tries=3,
 )
-QUICK = Sizes(
+QUICK_SIZES = Sizes(
     alone=100_000_000,
     alone_tries=1,
     shared=16_000_000,
@@ -91,10 +91,6 @@ def measure_weights(site: Site, sizes: Sizes) -> dict[str, float]:
     finally:
         file.unlink()
     return figures
-
-
-def show_size(size_bytes: int) -> str:
-    return f"{size_bytes / GB:g} GB" if size_bytes >= GB else f"{size_bytes / 1e6:g} MB"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -138,12 +134,13 @@ def _try_curl(site: Site, url: str, found: Tries) -> None:
     path = site.folder / "curl.out"
     argv = ["curl", "--silent", "--show-error", "--fail", "--noproxy", "*", "--output", str(path), url]
     begin = time.perf_counter()
-    process = _start(site, argv)
-    _, status, usage = os.wait4(process.pid, 0)
-    found.curl.append(time.perf_counter() - begin)
-    process.returncode = os.waitstatus_to_exitcode(status)
+    with _start(site, argv) as process:
+        _, status, usage = os.wait4(process.pid, 0)
+        found.curl.append(time.perf_counter() - begin)
+        process.returncode = os.waitstatus_to_exitcode(status)
+        said = process.stderr.read() if process.stderr else ""
     if process.returncode != 0:
-        raise StartError(f"curl ended with {process.returncode}")
+        raise StartError(f"curl ended with {process.returncode}: {said}")
     with path.open("rb") as written:
         os.fsync(written.fileno())
     found.synced.append(time.perf_counter() - begin)
@@ -153,7 +150,7 @@ def _try_curl(site: Site, url: str, found: Tries) -> None:
 
 def _tell_alone(found: Tries, size_bytes: int) -> dict[str, float]:
     name, size = f"{show_size(size_bytes)} fetched over loopback", size_bytes / GB
-    figures = {}
+    figures: dict[str, float] = {}
     if found.curl:
         figures |= {
             f"{name}: bytes/s, against curl, x": middle_ratio(found.curl, found.ours),
@@ -179,16 +176,19 @@ def measure_parts(site: Site, origin: Origin, url: str, ours: float, size_bytes:
 
     The sum of a file is made by one thread at a time, so that no fetch is faster than that.
     """
-    folder = site.folder / "parts"
-    folder.mkdir(exist_ok=True)
-    told = run_fetching(site, "parts", url, folder, origin.file)
-    names = {"taken": "taking the bytes", "sha256": "SHA-256", "blake3": "BLAKE3", "written": "writing", "synced": "sync"}
+    told = run_fetching(site, "parts", url, site.folder, origin.file)
+    names = {"taken": "reading", "sha256": "SHA-256", "blake3": "BLAKE3", "written": "writing", "synced": "syncing"}
     size = size_bytes / GB
-    figures = {f"of that bare {name}: CPU per GB, s": told[part]["cpu_seconds"] / size for part, name in names.items()}
-    figures["of that the rest, which is llmgw's: CPU per GB, s"] = ours / size - sum(figures.values())
-    return figures | {
-        f"bare {names[part]}: time per GB, s": told[part]["seconds"] / size for part in ("sha256", "blake3")
-    } | {"bare writing and sync: time per GB, s": (told["written"]["seconds"] + told["synced"]["seconds"]) / size}
+    spent = {part: told[part]["cpu_seconds"] / size for part in names}
+    took = {part: told[part]["seconds"] / size for part in names}
+    return {
+        **{f"of that {name}, as it is bare: CPU per GB, s": spent[part] for part, name in names.items()},
+        "of that the rest, which is llmgw's own: CPU per GB, s": ours / size - sum(spent.values()),
+        "bare SHA-256: time per GB, s": took["sha256"],
+        "bare BLAKE3: time per GB, s": took["blake3"],
+        "bare reading: time per GB, s": took["taken"],
+        "bare writing and syncing: time per GB, s": took["written"] + took["synced"],
+    }
 
 
 def measure_resume(site: Site, origin: Origin, size_bytes: int) -> dict[str, float]:
@@ -201,7 +201,7 @@ def measure_resume(site: Site, origin: Origin, size_bytes: int) -> dict[str, flo
     return {f"{show_size(size_bytes)} resumed that are here already, GB/s": size_bytes / GB / told["seconds"]}
 
 
-def run_fetching(site: Site, *words: object) -> dict[str, object]:
+def run_fetching(site: Site, *words: object) -> dict[str, Any]:
     """What the program says, which works on all cpus."""
     process = _start(site, [sys.executable, str(SOURCES / "fetching.py"), *map(str, words)])
     try:
@@ -212,14 +212,12 @@ def run_fetching(site: Site, *words: object) -> dict[str, object]:
         raise StartError(f"fetching.py {words[0]} took more than {FETCH_SECONDS:.0f} s") from None
     if process.returncode != 0:
         raise StartError(f"fetching.py {words[0]} ended with {process.returncode}:\n{errors[-3000:]}")
-    found: dict[str, object] = json.loads(out)
+    found: dict[str, Any] = json.loads(out)
     return found
 
 
 def _start(site: Site, argv: list[str]) -> subprocess.Popen[str]:
-    here = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, site.cpus.every)
-    try:
-        return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    finally:
-        os.sched_setaffinity(0, here)
+    with on_cpus(site.cpus.every):
+        return subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )

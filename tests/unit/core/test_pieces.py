@@ -11,6 +11,7 @@ from llmgw.core.pieces import (
     AWAY_SECONDS,
     MOST_OF_ALL,
     MOST_OF_ONE,
+    MOST_RUN_PIECES,
     PATIENCE_SECONDS,
     REST_SECONDS,
     SECOND_ASK_SECONDS,
@@ -71,10 +72,24 @@ def bring(pieces: Pieces, now: float = 0.0) -> list[tuple[NodeId, int]]:
 def test_alone_everything_is_asked_of_the_origin_in_order() -> None:
     pieces = make(100)
     run = pieces.next_run(0.0)
-    assert run == Run(file=0, start=0, stop=12)
-    assert pieces.next_run(0.0) == Run(file=0, start=12, stop=24)
+    assert run == Run(file=0, start=0, stop=2)
+    assert pieces.next_run(0.0) == Run(file=0, start=2, stop=4)
     pieces.end_run(run)
-    assert read(pieces) == set(range(12)) | set(range(24, 100))
+    assert read(pieces) == {0, 1} | set(range(4, 100))
+
+
+def test_requests_are_short_at_first_and_at_the_end() -> None:
+    pieces, lengths = make(1000), []
+    while (run := pieces.next_run(0.0)) is not None:
+        lengths.append(run.stop - run.start)
+        for piece in range(run.start, run.stop):
+            assert pieces.begin(0, piece, 0.0)
+            pieces.got(0, piece)
+        pieces.end_run(run)
+    assert lengths[0] == 2
+    assert max(lengths) == MOST_RUN_PIECES
+    assert lengths[-1] == 1
+    assert len(lengths) < 100
 
 
 def test_what_is_there_is_not_asked_for() -> None:
@@ -309,7 +324,11 @@ def test_a_run_gives_way_where_a_piece_came_to_somebody_near() -> None:
     assert pieces.begin(0, run.start, 0.5)
     pieces.hear(A, news(run.start + 1), 1.5)
     assert not pieces.begin(0, run.start + 1, 1.5)
+    # (unless it is as good as here)
+    assert pieces.begin(0, run.start + 1, 1.5, underway=True)
+    pieces.end_run(Run(file=0, start=run.start, stop=run.start + 2))
     assert take(pieces, 1.5).piece == run.start + 1
+    assert not pieces.begin(0, run.start + 1, 1.5, underway=True)
 
 
 def test_a_piece_that_two_tell_otherwise_is_had_from_the_origin_and_the_liar_is_found() -> None:

@@ -85,3 +85,14 @@ def test_what_is_adopted_comes_after_what_is_ours_and_at_each_in_another_order()
         orders.append(shares.list_own()[len(ours) :])
     assert sorted(orders[0] + orders[1]) == list(range(256))
     assert orders[0] != sorted(orders[0])
+
+
+def test_each_begins_at_another_place() -> None:
+    firsts = set()
+    for node in NAMES:
+        shares = Shares(node, "salt", [2048])
+        others = tuple(other for other in NAMES if other != node)
+        shares.set_owners(others, others)
+        firsts.add(shares.list_own()[0] // 16)
+    assert len(firsts) >= len(NAMES) - 2
+    assert Shares(NAMES[0], "salt", [2048]).list_own() == list(range(256))

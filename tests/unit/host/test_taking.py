@@ -246,3 +246,18 @@ async def test_one_node_asks_an_origin_without_ranges_and_the_others_take_it_fro
 
 async def test_a_piece_is_as_long_as_what_is_left_of_its_file() -> None:
     assert [taking.measure(2 * MIB + 5, piece) for piece in range(3)] == [MIB, MIB, 5]
+
+
+@pytest.mark.slow
+async def test_who_joins_a_moment_later_costs_the_origin_nothing_more(tmp_path: Path) -> None:
+    size = 40 * MIB
+    content = make_weights(tmp_path / "files" / FILE, size)
+    with FakeOrigin(tmp_path / "files") as origin:
+        async with open_cluster(tmp_path, origin.url) as cluster:
+            first, second = await cluster.add("n1"), await cluster.add("n2")
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(cluster.fetch, first, TEXT)
+                await until(lambda: first.shelf is not None and len(first.shelf[1].log) >= 4)
+                manifest = await cluster.fetch(second, TEXT)
+            check([first, second], manifest, content)
+            assert origin.sent[FILE] <= 1.1 * size

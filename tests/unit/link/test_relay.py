@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 import trio
+import trio.testing
 from cryptography import x509
 
 from llmgw.config.agent import ServerAddress
@@ -417,13 +418,14 @@ async def test_who_does_not_answer_as_nodes_do_is_passed_over(site: Site, fleet:
     async with site.serve(fleet, RelayPace(borrow=0.2)):
         await site.give_by(talk)
         assert (await site.ask()).status_code == 503
-        # the one that was used last is asked first, and where it is gone the other
-        site.give()
-        assert (await site.ask()).status_code == 503 or True
+        # The one that came last is asked first, and then another.
+        giving = site.give()
+        await until(lambda: giving._open == 2)
         await site.give_by(talk)
         assert (await site.ask()).status_code == 200
 
 
+@pytest.mark.slow
 async def test_a_node_that_says_nothing_is_not_waited_for_for_ever(site: Site, fleet: Any) -> None:
     async def begin(stream: Stream) -> None:
         await hear(stream)
@@ -442,6 +444,7 @@ async def test_a_node_that_says_nothing_is_not_waited_for_for_ever(site: Site, f
             await site.ask()
 
 
+@pytest.mark.slow
 async def test_a_reader_that_takes_nothing_is_cut_and_the_node_is_free_again(
     site: Site, fleet: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -456,6 +459,7 @@ async def test_a_reader_that_takes_nothing_is_cut_and_the_node_is_free_again(
         assert (await site.ask(f"{AT}/0/999")).content == CONTENT
 
 
+@pytest.mark.slow
 async def test_who_goes_before_the_end_leaves_nothing_behind(site: Site, fleet: Any) -> None:
     async with site.serve(fleet):
         giving = site.give()
@@ -479,6 +483,7 @@ async def test_a_connection_that_went_while_it_waited_is_not_used(site: Site, fl
             assert (await site.ask()).status_code == 200
 
 
+@pytest.mark.slow
 async def test_half_a_request_and_silence_end_a_connection(site: Site, fleet: Any) -> None:
     async with site.serve(fleet, RelayPace(head=0.2, idle=0.4)):
         for said in (b"GET /llmgw", b""):
@@ -492,6 +497,7 @@ async def test_half_a_request_and_silence_end_a_connection(site: Site, fleet: An
 # -- bounds
 
 
+@pytest.mark.slow
 async def test_a_node_has_so_many_connections_of_a_kind(
     site: Site, fleet: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -511,6 +517,7 @@ async def test_a_node_has_so_many_connections_of_a_kind(
         assert (await site.ask()).status_code == 200
 
 
+@pytest.mark.slow
 async def test_those_that_wait_for_news_leave_room_for_pieces(site: Site, fleet: Any) -> None:
     statuses: list[int] = []
 
@@ -527,6 +534,7 @@ async def test_those_that_wait_for_news_leave_room_for_pieces(site: Site, fleet:
             nursery.cancel_scope.cancel()
 
 
+@pytest.mark.slow
 async def test_all_together_go_no_faster_than_they_may(site: Site, fleet: Any) -> None:
     rate, took = 8 * MIB, []
 
@@ -544,6 +552,7 @@ async def test_all_together_go_no_faster_than_they_may(site: Site, fleet: Any) -
     assert took[0] >= 8 * MIB / rate - 0.3
 
 
+@pytest.mark.slow
 async def test_two_that_take_have_their_turns(site: Site, fleet: Any) -> None:
     """A long answer does not hold up a short one that begins after it."""
     ends: list[str] = []
@@ -552,7 +561,7 @@ async def test_two_that_take_have_their_turns(site: Site, fleet: Any) -> None:
         await site.ask(path)
         ends.append(name)
 
-    async with site.serve(fleet, rate=16 * MIB):
+    async with site.serve(fleet, rate=8 * MIB):
         site.give()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(take, "long", f"{AT}/0/999")

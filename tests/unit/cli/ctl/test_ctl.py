@@ -18,9 +18,9 @@ TABLES = (("model",), ("node",))
 
 
 def asking() -> list[tuple[str, ...]]:
-    """The words of every command that asks the server."""
+    """The words of every command that asks the server, and nobody else."""
     alone = [(name,) for name in COMMANDS if name not in {*ELSEWHERE, "model", "node"}]
-    of_models = [("model", name) for name in model_table.COMMANDS]
+    of_models = [("model", name) for name in model_table.COMMANDS if name != "plan"]
     return [*alone, *of_models, *(("node", name) for name in node_table.COMMANDS)]
 
 
