@@ -13,9 +13,10 @@ import pytest
 import trio
 from fetchers import Files
 
+from llmgw.config.agent import ServerAddress
 from llmgw.core.node import NodeId
 from llmgw.core.pieces import Take
-from llmgw.core.weights import FileListed, Member
+from llmgw.core.weights import RELAY, FileListed, Member
 from llmgw.host.peers import NotNow, PeerGone, Peers, PieceMissing, Told, open_peers
 from llmgw.host.seed import seed_context
 from llmgw.pki.authority import Authority, certificate_pem, issue_node, key_pem, make_authority
@@ -51,8 +52,8 @@ async def peers(tmp_path: Path, authority: Authority) -> AsyncIterator[Peers]:
 
 
 @asynccontextmanager
-async def serve(files: Files, answer: Answer) -> AsyncIterator[str]:
-    """A node with this certificate, which gives one answer per connection."""
+async def serve(files: Files, answer: Answer, heads: list[str] | None = None) -> AsyncIterator[str]:
+    """A node with this certificate, which gives one answer per connection; ``heads`` are those of what it was asked."""
 
     async def talk(tcp: trio.SocketStream) -> None:
         stream = trio.SSLStream(tcp, seed_context(files), server_side=True, https_compatible=True)
@@ -61,6 +62,8 @@ async def serve(files: Files, answer: Answer) -> AsyncIterator[str]:
             heard = b""
             while b"\r\n\r\n" not in heard:
                 heard += await stream.receive_some()
+            if heads is not None:
+                heads.append(heard.decode())
             status, headers, body = answer(heard.split()[1].decode())
             told = {"content-length": str(len(body)), "connection": "close", **headers}
             head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
@@ -236,3 +239,24 @@ async def test_without_a_certificate_nobody_is_asked() -> None:
         assert not peers.can_ask
         with pytest.raises(PeerGone):
             await peers.take(take_from("127.0.0.1:1"), KEY, COMMIT, bytearray(10), ignore)
+
+
+async def test_who_can_not_be_reached_is_asked_by_the_server(tmp_path: Path, authority: Authority) -> None:
+    heads: list[str] = []
+    context = load_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), issue(tmp_path, authority, "me"))
+    into = bytearray(10)
+    # It is the server that proves itself, and not the node.
+    async with serve(issue(tmp_path, authority, "localhost"), lambda _: (200, {}, b"0123456789"), heads) as at:
+        server = ServerAddress(host="localhost", port=int(at.rpartition(":")[2]))
+        async with open_peers(NodeId("me"), lambda: context, server) as peers:
+            await peers.take(take_from(RELAY), KEY, COMMIT, into, ignore)
+            with pytest.raises(PeerGone, match="Hostname mismatch"):
+                await peers.take(take_from(at), KEY, COMMIT, into, ignore)
+    assert into == b"0123456789"
+    assert heads[0].startswith(f"GET /llmgw/weights/{KEY}/{COMMIT}/2/7 HTTP/1.1\r\n")
+    assert "\r\nx-llmgw-from: a\r\n" in heads[0]
+
+
+async def test_without_a_server_nobody_is_asked_by_it(peers: Peers) -> None:
+    with pytest.raises(PeerGone, match="no server"):
+        await peers.take(take_from(RELAY), KEY, COMMIT, bytearray(10), ignore)

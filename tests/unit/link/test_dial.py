@@ -23,11 +23,12 @@ from llmgw.link.dial import (
     Pace,
     Way,
     dial_control,
+    dial_give,
     dial_trunk,
     explain_rejection,
     open_upgrade,
 )
-from llmgw.link.tls import CONTROL_ALPN, TRUNK_ALPN, client_contexts, server_context
+from llmgw.link.tls import CONTROL_ALPN, GIVE_ALPN, TRUNK_ALPN, client_contexts, server_context
 
 Talk = Callable[[trio.SSLStream[trio.SocketStream]], Awaitable[None]]
 
@@ -74,9 +75,10 @@ async def fail(server: ServerAddress, files: Any, pace: Pace | None = None) -> s
 
 
 async def test_a_dial_ends_with_the_protocol_that_was_asked_for(authority: Any) -> None:
-    async with a_server(server_context(authority.issue("server", hosts=("127.0.0.1",)))) as server:
+    context = server_context(authority.issue("server", hosts=("127.0.0.1",)), relays=True)
+    async with a_server(context) as server:
         way = a_way(server, authority.issue("gpu-1"))
-        for dial, alpn in ((dial_control, CONTROL_ALPN), (dial_trunk, TRUNK_ALPN)):
+        for dial, alpn in ((dial_control, CONTROL_ALPN), (dial_trunk, TRUNK_ALPN), (dial_give, GIVE_ALPN)):
             stream = await dial(way)
             assert stream.selected_alpn_protocol() == alpn
             await trio.aclose_forcefully(stream)

@@ -56,7 +56,7 @@ class Side:
 
 
 @pytest.fixture
-async def side(autojump_clock: MockClock) -> Side:
+def side() -> Side:
     return Side()
 
 
@@ -69,13 +69,13 @@ async def giving(side: Side) -> AsyncIterator[Giving]:
         nursery.cancel_scope.cancel()
 
 
-async def test_nothing_is_dialled_while_nobody_takes(side: Side) -> None:
+async def test_nothing_is_dialled_while_nobody_takes(side: Side, autojump_clock: MockClock) -> None:
     async with giving(side):
         await trio.sleep(1000)
     assert side.dialled == []
 
 
-async def test_two_wait_and_one_more_is_dialled_for_each_that_is_asked(side: Side) -> None:
+async def test_two_wait_and_one_more_is_dialled_for_each_that_is_asked(side: Side, autojump_clock: MockClock) -> None:
     async with giving(side) as keeps:
         keeps.want(True)
         await trio.sleep(5)
@@ -91,7 +91,7 @@ async def test_two_wait_and_one_more_is_dialled_for_each_that_is_asked(side: Sid
         assert len(side.dialled) == 2 + SPARE
 
 
-async def test_there_are_never_more_than_so_many(side: Side) -> None:
+async def test_there_are_never_more_than_so_many(side: Side, autojump_clock: MockClock) -> None:
     async with giving(side) as keeps:
         keeps.want(True)
         for _ in range(3):
@@ -109,7 +109,7 @@ async def test_there_are_never_more_than_so_many(side: Side) -> None:
         assert len(side.open) == MOST
 
 
-async def test_what_ends_is_dialled_anew(side: Side) -> None:
+async def test_what_ends_is_dialled_anew(side: Side, autojump_clock: MockClock) -> None:
     async with giving(side) as keeps:
         keeps.want(True)
         await trio.sleep(20)
@@ -118,7 +118,7 @@ async def test_what_ends_is_dialled_anew(side: Side) -> None:
         assert (len(side.open), len(side.dialled), side.closed) == (SPARE, SPARE + 1, 1)
 
 
-async def test_all_end_a_while_after_nobody_takes_any_more(side: Side) -> None:
+async def test_all_end_a_while_after_nobody_takes_any_more(side: Side, autojump_clock: MockClock) -> None:
     async with giving(side) as keeps:
         keeps.want(True)
         await trio.sleep(5)
@@ -136,7 +136,7 @@ async def test_all_end_a_while_after_nobody_takes_any_more(side: Side) -> None:
 
 
 async def test_a_server_that_is_not_there_is_dialled_ever_more_rarely_and_told_once_a_minute(
-    side: Side, caplog: pytest.LogCaptureFixture
+    side: Side, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     side.failure = DialFailed("10.0.0.1:7443 refuses connections")
     async with giving(side) as keeps:
@@ -149,7 +149,9 @@ async def test_a_server_that_is_not_there_is_dialled_ever_more_rarely_and_told_o
         assert len(side.open) == SPARE
 
 
-async def test_a_server_that_turns_connections_away_is_not_dialled_at_once_again(side: Side) -> None:
+async def test_a_server_that_turns_connections_away_is_not_dialled_at_once_again(
+    side: Side, autojump_clock: MockClock
+) -> None:
     side.is_turned_away = True
     async with giving(side) as keeps:
         keeps.want(True)
@@ -157,7 +159,9 @@ async def test_a_server_that_turns_connections_away_is_not_dialled_at_once_again
     assert len(side.dialled) < 40
 
 
-async def test_a_fault_ends_one_connection_and_is_told(side: Side, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_fault_ends_one_connection_and_is_told(
+    side: Side, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     side.fault = ValueError("what a fault")
     async with giving(side) as keeps:
         keeps.want(True)

@@ -27,7 +27,7 @@ from llmgw.link.dial import Way, dial_give
 from llmgw.link.gives import MAX_BODY_BYTES
 from llmgw.link.giving import Giving
 from llmgw.link.listener import AgentPort, serve_agents
-from llmgw.link.relay import MAX_GIVES, MAX_NEWS, MAX_TAKES, Relay, RelayPace
+from llmgw.link.relay import MAX_GIVES, MAX_LINES, MAX_NEWS, MAX_TAKES, Relay, RelayPace
 from llmgw.link.tls import client_contexts, server_context
 from llmgw.link.trunk import Trunks
 from llmgw.reactor.credentials import Credentials, load_files
@@ -75,6 +75,7 @@ class Site:
         self.files: dict[str, Any] = {}
         self.address = ServerAddress(host="localhost", port=0)
         self.port: AgentPort
+        self.relay: Relay
         self.nursery: trio.Nursery
 
     def issue(self, node: str) -> Any:
@@ -91,9 +92,12 @@ class Site:
         return (node, B, key) in self.allowed
 
     @asynccontextmanager
-    async def serve(self, fleet: Any, pace: RelayPace | None = None, rate: float = 10**9) -> AsyncIterator[Site]:
+    async def serve(
+        self, fleet: Any, pace: RelayPace | None = None, *, rate: float = 10**9, max_lines: int = MAX_LINES
+    ) -> AsyncIterator[Site]:
         hosted = self.authority.issue("head", hosts=("localhost",), client=False)
-        relay = Relay(self.may_take, bytes_per_second=rate, counters=self.counters, pace=pace)
+        facts: Any = {"counters": self.counters, "pace": pace, "max_lines": max_lines}
+        relay = self.relay = Relay(self.may_take, bytes_per_second=rate, **facts)
         with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
             async with trio.open_nursery() as nursery:
                 reactor = Reactor()
@@ -507,14 +511,29 @@ async def test_a_node_has_so_many_connections_of_a_kind(
             (lambda: site.connect(C), MAX_TAKES, "take"),
         ):
             opened = [await open_one() for _ in range(most)]
+            await until(lambda most=most: len(site.relay._lines) == most)
             late = await open_one()
             assert await is_cut(late)
             assert f"node gpu-c has {most} connections open already to {kind} weights" in caplog.text
             for stream in (*opened, late):
                 stream.transport_stream.socket.close()
+            await until(lambda: not site.relay._lines)
         # others are not concerned
         site.give()
         assert (await site.ask()).status_code == 200
+
+
+async def test_all_nodes_together_have_so_many_connections(
+    site: Site, fleet: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with site.serve(fleet, max_lines=3):
+        opened = [await site.dial(B), await site.connect(A), await site.connect(C)]
+        await until(lambda: len(site.relay._lines) == 3)
+        late = await site.connect(C)
+        assert await is_cut(late)
+        assert "node gpu-c: 3 connections that give or take weights are open already" in caplog.text
+        for stream in (*opened, late):
+            stream.transport_stream.socket.close()
 
 
 @pytest.mark.slow
@@ -599,7 +618,7 @@ async def test_a_node_that_is_removed_is_let_go_by_all_of_its_connections(site: 
     async with site.serve(fleet):
         opened = [await site.dial(C), await site.connect(C)]
         other = await site.dial(B)
-        await trio.sleep(0.1)
+        await until(lambda: len(site.relay._lines) == 3)
         site.port.let_go(C, "it was removed")
         assert [await is_cut(stream) for stream in opened] == [True, True]
         with trio.move_on_after(0.2) as limit:
