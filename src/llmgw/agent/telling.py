@@ -17,7 +17,7 @@ def first_report(spec: ShardSpec) -> ShardReport:
     return ShardReport(shard=spec.id, replica=spec.replica, epoch=spec.epoch, state=ShardState.PLACED)
 
 
-def _cut(words: str) -> str:
+def cut(words: str) -> str:
     """An engine's line may be as long as it likes; the server takes what can be read at a glance."""
     return words if len(words) <= WORDS_CHARS else words[:WORDS_CHARS] + "…"
 
@@ -68,6 +68,8 @@ class Telling:
 
     def fetch(self, fetch: Fetch | None) -> None:
         """The weights that it waits for; None when it waits for none any more."""
+        if fetch is not None:
+            fetch = replace(fetch, cause=self._shown(fetch.cause), remedy=self._shown(fetch.remedy))
         words = None if fetch is None else describe_fetch(fetch)
         self._tell(replace(self.last, fetch=fetch, progress=words))
 
@@ -88,4 +90,4 @@ class Telling:
             self._report(report)
 
     def _shown(self, words: str | None) -> str | None:
-        return None if words is None else _cut(self.hide(words))
+        return None if words is None else cut(self.hide(words))

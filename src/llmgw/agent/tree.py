@@ -357,8 +357,10 @@ async def _take_orders(link: Link, tools: Tools) -> None:
     order: WeightsOrder | None = None
     while True:
         try:
-            order = await link.order(order)
-            tools.weights.order(order)
+            newer = await link.order(order)
+            tools.weights.order(newer)
+            # (only now: one that could not be taken is tried again)
+            order = newer
         except Exception:
             log.exception("what the server says of weights can't be heard; trying again")
             await trio.sleep(tools.settings.pace.link_retry)

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import trio
 
+from llmgw.agent.bounding import bound
 from llmgw.agent.describing import show_bytes
 from llmgw.agent.fetches import SHOWN_COMMIT, Fetches, Fetching
 from llmgw.agent.hands import Hands, Use
@@ -56,9 +57,12 @@ class Weights:
         "_hands",
         "_hurried",
         "_kept",
+        "_listing",
+        "_over",
         "_pulls",
         "_seen",
         "_shared",
+        "_standing",
         "_swarms",
         "_unfinished",
         "_uses",
@@ -73,6 +77,7 @@ class Weights:
             changed=self._stir,
             turned=self._hurry,
             kept=self._note_kept,
+            over=lambda: self._over.set(),
         )
         # What each shard runs by, or is about to: by source.
         self._uses: dict[ShardId, dict[str, tuple[str, Use | None]]] = {}
@@ -81,7 +86,9 @@ class Weights:
         # What came of each pull of an operator, None while it is carried out; those that the server still asks for.
         self._pulls: dict[Pull, Fetch | None] = {}
         self._asked: frozenset[Pull] = frozenset()
+        # The last order to remove that was begun, and the one that the server stands by.
         self._collect: int | None = None
+        self._standing: int | None = None
         self._collected: Collected | None = None
         self._collecting = trio.Lock()
         # None until the folder was looked at: to tell that there is nothing would be a lie.
@@ -90,6 +97,9 @@ class Weights:
         self._seen: tuple[str, ...] = ()
         self._shared = False
         self._changed = trio.Event()
+        # Some fetch has ended: what is left of it is not what it was.
+        self._over = trio.Event()
+        self._listing = trio.Lock()
         # It is not to wait for the next time that something is told.
         self._hurried = trio.Event()
         self._begin: Callable[..., None] = _fail_to_begin
@@ -107,6 +117,7 @@ class Weights:
         self._begin = nursery.start_soon
         await nursery.start(self._hands.depot.serve, self.is_allowed)
         nursery.start_soon(self._look, look_seconds)
+        nursery.start_soon(self._look_after_fetches)
         task_status.started()
         told = None
         while True:
@@ -220,6 +231,7 @@ class Weights:
                 self._pulls[pull] = None
                 self._begin(self._pull, pull, name=f"pull {pull.number}")
         # The same one is told again with each link, and is not to be done again.
+        self._standing = None if order.collect is None else order.collect.number
         if order.collect is not None and order.collect.number != self._collect:
             self._collect = order.collect.number
             self._begin(self._remove, order.collect, name=f"collect {order.collect.number}")
@@ -253,6 +265,10 @@ class Weights:
         async with self._collecting:
             for source, commit in order.items:
                 name = f"{parse_source(source).name or show_url(source)} ({commit[:SHOWN_COMMIT]})"
+                if self._standing != order.number:
+                    # The catalog may name it again by now.
+                    kept.append(f"{name}: the order was taken back before its turn came")
+                    continue
                 try:
                     freed += await self._remove_one(source, commit)
                 except LlmgwError as why:
@@ -260,7 +276,10 @@ class Weights:
                 except Exception as error:
                     log.exception("%s can't be removed by a fault of llmgw", name)
                     kept.append(f"{name}: a fault of llmgw itself: {type(error).__name__}")
-            await self._list()
+            try:
+                await self._list()
+            except Exception:
+                log.exception("what is left of the weights here can't be listed")
             log.info("removed weights: %s freed, %d kept", show_bytes(freed), len(kept))
             if self._collect == order.number:
                 self._collected = Collected(number=order.number, freed_bytes=freed, kept=tuple(kept))
@@ -279,15 +298,22 @@ class Weights:
         if self._kept is not None:
             others = (each for each in self._kept if (each.source, each.commit) != (manifest.source, manifest.commit))
             self._kept = (*others, manifest)
+        self._fetches.forget_failed(manifest.source)
 
     async def _list(self) -> None:
         """Look at what is here, and once more where something has come meanwhile."""
-        before, found = None, None
-        while found is None or self._kept is not before:
-            before = self._kept
-            found = await self._hands.depot.list()
-        self._kept = found
-        self._unfinished = await self._hands.run(self._hands.depot.list_unfinished)
+        # One look after the other: what is told is that of the last.
+        async with self._listing:
+            before, found = None, None
+            while found is None or self._kept is not before:
+                before = self._kept
+                found = await self._hands.depot.list()
+            known = {(each.source, each.commit) for each in before or ()}
+            for each in found:
+                if (each.source, each.commit) not in known:
+                    self._fetches.forget_failed(each.source)
+            self._kept = found
+            self._unfinished = await self._hands.run(self._hands.depot.list_unfinished)
 
     def tell(self) -> NodeWeights | None:
         """All that there is to be said; None while nobody has looked yet."""
@@ -296,7 +322,14 @@ class Weights:
         used = {name for shard in self._uses for name in self.find_used(shard)}
         # (what of it is here is told with the fetch itself)
         fetched = {fetching.source.text for fetching in self._fetches}
-        return NodeWeights(
+        # (nor is anything left of the fetch of what is whole: it was looked for before that)
+        whole = {(each.source, each.commit) for each in self._kept}
+        unfinished = (
+            each for each in self._unfinished if each.source not in fetched and (each.source, each.commit) not in whole
+        )
+        ended = [fetch for fetch in self._pulls.values() if fetch is not None]
+        told = {(fetch.source, fetch.pull) for fetch in ended}
+        weights = NodeWeights(
             seed=self._hands.depot.seed,
             cached=tuple(
                 Cached(
@@ -308,15 +341,17 @@ class Weights:
                 )
                 for each in self._kept
             )
-            + tuple(each for each in self._unfinished if each.source not in fetched),
+            + tuple(unfinished),
             fetches=(
                 *map(self._tell_fetch, self._fetches),
-                *(ended for ended in self._pulls.values() if ended is not None),
+                *(fetch for fetch in self._fetches.list_failed() if (fetch.source, fetch.pull) not in told),
+                *ended,
             ),
             seen=self._seen,
             shared=self._shared,
             collected=self._collected,
         )
+        return bound(weights)
 
     def _tell_fetch(self, fetching: Fetching) -> Fetch:
         """With the pull that it carries out, or that waits for it."""
@@ -338,6 +373,17 @@ class Weights:
             except Exception as error:
                 log.error("the weights on this node can't be listed; trying again", exc_info=error)
             await trio.sleep(seconds)
+
+    async def _look_after_fetches(self) -> None:
+        """Look once more, for ever, when a fetch has ended: it may have left something, or nothing."""
+        while True:
+            await self._over.wait()
+            self._over = trio.Event()
+            try:
+                await self._list()
+            except Exception:
+                log.exception("what a fetch has left here can't be listed; it will be with the next look")
+            self._stir()
 
 
 def _find_path(hands: Hands, manifest: Manifest, as_file: bool) -> str:

@@ -238,6 +238,36 @@ async def test_what_is_left_of_a_fetch_is_told_and_can_be_removed(begin, autojum
     assert (told[-1].cached, told[-1].collected.freed_bytes) == ((), left.size_bytes)
 
 
+async def test_an_order_to_remove_that_is_taken_back_goes_no_further(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    removed = []
+
+    def remove(source, commit):
+        removed.append(commit)
+        # meanwhile: somebody has added the model again
+        weights.order(order())
+        return 5
+
+    depot.remove = remove
+    items = tuple((SOURCE, letter * 40) for letter in "abc")
+    weights.order(order(collect=Collect(number=1, items=items)))
+    await trio.sleep(2)
+    assert removed == ["a" * 40]
+    collected = told[-1].collected
+    assert (collected.freed_bytes, len(collected.kept)) == (5, 2)
+    assert all("taken back" in each for each in collected.kept)
+
+
+async def test_a_folder_that_can_not_be_listed_after_a_removal_ends_nothing(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    depot.remove = lambda source, commit: 5
+    listing, depot.list = depot.list, None
+    weights.order(order(collect=Collect(number=1, items=((SOURCE, "a" * 40),))))
+    await trio.sleep(2)
+    depot.list = listing
+    assert told[-1].collected.freed_bytes == 5
+
+
 async def test_a_removal_with_a_fault_is_told_and_harms_nothing(begin, autojump_clock, want, depot, told):
     weights = await begin()
     depot.remove = lambda source, commit: 1 // 0
@@ -466,3 +496,12 @@ def test_nothing_begins_before_it_is_served(depot):
     weights = Weights(Machine(depot))
     with pytest.raises(RuntimeError, match="before the node is served"):
         weights.order(order(Pull(number=1, source=SOURCE)))
+
+
+async def test_the_depot_hears_of_all_swarms(begin, autojump_clock, depot):
+    weights = await begin()
+    swarms = (Swarm(source=SOURCE, commit="c1"), Swarm(source=SOURCE, commit="c2"))
+    weights.order(order(swarms=swarms))
+    assert depot.swarms == swarms
+    weights.order(order())
+    assert depot.swarms == ()

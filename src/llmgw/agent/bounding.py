@@ -1,0 +1,58 @@
+"""What is told of weights, cut to what a report may hold: one odd value must not silence all the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from llmgw.agent.telling import cut
+from llmgw.core.weights import Cached, Collected, Fetch, NodeWeights
+
+# Well below what a message holds (wire.py), all of it together.
+MOST_CACHED = 1000
+MOST_FETCHES = 500
+MOST_KEPT = 500
+SEEN_CHARS = 500_000
+
+
+def bound(weights: NodeWeights) -> NodeWeights:
+    """The same, as far as it may be told: of very much what runs here and what is newest."""
+    return replace(
+        weights,
+        cached=_bound_cached(weights.cached),
+        fetches=tuple(map(bound_fetch, weights.fetches[:MOST_FETCHES])),
+        seen=tuple(_take(weights.seen, SEEN_CHARS)),
+        collected=None if weights.collected is None else _bound_collected(weights.collected),
+    )
+
+
+def bound_fetch(fetch: Fetch) -> Fetch:
+    """A fetch whose words can be read at a glance."""
+    if fetch.cause is None and fetch.remedy is None:
+        return fetch
+    return replace(
+        fetch,
+        cause=None if fetch.cause is None else cut(fetch.cause),
+        remedy=None if fetch.remedy is None else cut(fetch.remedy),
+    )
+
+
+def _bound_cached(cached: tuple[Cached, ...]) -> tuple[Cached, ...]:
+    if len(cached) > MOST_CACHED:
+        cached = tuple(sorted(cached, key=lambda each: (not each.in_use, -each.fetched_at))[:MOST_CACHED])
+    # (a clock without a battery begins before 1970)
+    return tuple(replace(each, fetched_at=0.0) if each.fetched_at < 0 else each for each in cached)
+
+
+def _bound_collected(collected: Collected) -> Collected:
+    more = len(collected.kept) - MOST_KEPT
+    kept = tuple(map(cut, collected.kept[:MOST_KEPT]))
+    return replace(collected, kept=(*kept, f"and {more} more") if more > 0 else kept)
+
+
+def _take(texts: Iterable[str], chars: int) -> Iterable[str]:
+    for text in texts:
+        chars -= len(text)
+        if chars < 0:
+            return
+        yield text
