@@ -260,6 +260,7 @@ async def test_an_order_to_remove_that_is_taken_back_goes_no_further(begin, auto
 
 async def test_a_folder_that_can_not_be_listed_after_a_removal_ends_nothing(begin, autojump_clock, want, depot, told):
     weights = await begin()
+    await trio.sleep(2)
     depot.remove = lambda source, commit: 5
     listing, depot.list = depot.list, None
     weights.order(order(collect=Collect(number=1, items=((SOURCE, "a" * 40),))))
