@@ -336,7 +336,7 @@ def encode(message: AgentMessage | ServerMessage) -> bytes:
 
 def decode_from_agent(data: bytes, protocol: int) -> AgentMessage:
     """What an agent of ``protocol`` said; ``Hello`` reads the same in all. Raises WireError, and nothing else."""
-    if protocol >= TELLS_GPUS:
+    if protocol >= FETCHES_WEIGHTS:
         return _decode(_FROM_AGENT, _BOUNDS_OF_AGENT, data)
     message: AgentMessage | _OldNodeWord
     if protocol >= TELLS_APPLIED:
@@ -354,7 +354,9 @@ def decode_from_agent(data: bytes, protocol: int) -> AgentMessage:
 
 def _know_less(node: Node, protocol: int) -> Node:
     """The node as an agent of ``protocol`` can know it, whatever it sends."""
-    return dataclasses.replace(node, gpus=None, fabrics=(), outdated=protocol < KNOWS_ALL_KEYS)
+    if protocol >= TELLS_GPUS:
+        return dataclasses.replace(node, fetches=False)
+    return dataclasses.replace(node, gpus=None, fabrics=(), fetches=False, outdated=protocol < KNOWS_ALL_KEYS)
 
 
 def decode_from_server(data: bytes) -> ServerMessage:

@@ -402,7 +402,7 @@ def test_an_agent_of_protocol_1_that_sends_the_newer_field_is_not_believed_in_it
 
 
 # As the agents before knew it: they have not looked for GPUs, and would not keep to those that they are given.
-BLIND = replace(NODE, gpus=None, fabrics=())
+BLIND = replace(NODE, gpus=None, fabrics=(), fetches=False)
 
 
 @pytest.mark.parametrize(("protocol", "outdated"), [(1, True), (2, True), (3, False)])
@@ -415,6 +415,13 @@ def test_an_older_agent_is_marked_wherever_it_speaks_of_itself_and_has_no_gpus(p
         assert type(found) is type(message)
         if isinstance(found, Register | NodeWord):
             assert found.node == replace(BLIND, outdated=outdated)
+
+
+@pytest.mark.parametrize("protocol", [4, 5])
+def test_an_agent_that_fetches_no_weights_is_marked(protocol: int) -> None:
+    word = decode_from_agent(encode(NodeWord(node=NODE, applied=3)), protocol)
+    assert word == NodeWord(node=replace(NODE, fetches=False), applied=3)
+    assert decode_from_agent(encode(NodeWord(node=NODE, applied=3)), PROTOCOL) == NodeWord(node=NODE, applied=3)
 
 
 @pytest.mark.parametrize(("theirs", "whom"), [(0, "agent"), (-1, "agent"), (7, "server"), (10**9, "server")])

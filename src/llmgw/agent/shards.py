@@ -15,7 +15,7 @@ from llmgw.agent.held import Adopted, Held, Tools, is_proven
 from llmgw.agent.masking import Mask
 from llmgw.agent.preparing import prepare
 from llmgw.agent.pulse import REMEDY, Finding, Pulse, ask_for_life
-from llmgw.agent.sources import SourceMissing
+from llmgw.agent.sources import SourceMissing, SourceSpoiled
 from llmgw.agent.telling import Telling, first_report
 from llmgw.core.replica import Load, ShardReport, ShardSpec, ShardState
 from llmgw.engines.types import Cause, CauseKind, Health, HealthState, Launch
@@ -145,6 +145,8 @@ def _find_kind(error: EngineFailed) -> CauseKind | None:
             return CauseKind.PORT
         case SourceMissing():
             return CauseKind.WEIGHTS_MISSING
+        case SourceSpoiled():
+            return CauseKind.WEIGHTS_CORRUPT
         case FetchFailed():
             return FETCH_KINDS.get(error.kind)
         case _:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
+from llmgw.core.headers import HEAD_BYTES, check_header
 from llmgw.core.model import Model
 from llmgw.core.weights import Origin, Source, parse_source
 from llmgw.engines.registry import Engine
@@ -15,6 +17,10 @@ from llmgw.host.weights_errors import show_url
 
 class SourceMissing(EngineFailed):
     """Nothing is at the path that a definition names."""
+
+
+class SourceSpoiled(EngineFailed):
+    """What is there can't be what a definition means: cut off, a page of HTML, a pointer."""
 
 
 def check_sources(model: Model, engine: Engine) -> None:
@@ -65,9 +71,12 @@ def _check_path(source: str, takes: frozenset[SourceKind], title: str, what: str
         if not stat.S_ISREG(mode):
             if stat.S_ISDIR(mode) and SourceKind.REPOSITORY in takes:
                 return
-            raise EngineFailed(f"{what} {source} is not a file: write the path of the model's file itself")
-        with path.open("rb"):
-            pass
+            raise EngineFailed(
+                f"{what} {source} is not an ordinary file", remedy="write the path of the model's file itself"
+            )
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            wrong = check_header(path.name, file.read(min(size, HEAD_BYTES)), size)
     except (FileNotFoundError, NotADirectoryError) as error:
         raise SourceMissing(
             f"{what} {source!r} can't be read: {error.strerror}",
@@ -81,5 +90,8 @@ def _check_path(source: str, takes: frozenset[SourceKind], title: str, what: str
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise EngineFailed(f"{what} {source!r} can't be read: {why}") from error
+    if wrong is not None:
+        # The engine would say the same, in other words, a minute later and again at each try.
+        raise SourceSpoiled(f"{what} {source} {wrong}", remedy="put the whole file there")
     if SourceKind.FILE not in takes:
         raise EngineFailed(f"{what} {source} is a file, and {title} takes a repository or a folder of one")

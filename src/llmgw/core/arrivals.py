@@ -125,7 +125,8 @@ def take_report(state: State, node: Node, applied: int | None, now: float) -> No
 def take_weights(state: State, node: NodeId, weights: NodeWeights, now: float) -> None:
     """What a node has on its disks: where it has more, there may be room for those that wait."""
     sources = frozenset(each.source for each in weights.whole).union(weights.seen)
-    if state.roster.note_stored(node, sources):
+    begun = {each.source: each.size_bytes / 1e9 for each in weights.cached if not each.whole}
+    if state.roster.note_stored(node, sources, begun):
         _look_again(state, now)
 
 

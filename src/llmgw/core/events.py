@@ -17,12 +17,14 @@ class CatalogChanged:
     """The models that there are now, all of them.
 
     ``proven`` is for a model the definition that it last served by, where that is known from an earlier server, and
-    ``failed`` names those whose definition has failed before: they go on by the proven one.
+    ``failed`` names those whose definition has failed before: they go on by the proven one. ``served`` are
+    those that have served before: of models that have to be placed anew they come first.
     """
 
     models: tuple[Model, ...]
     proven: Mapping[ModelName, Model] = field(default_factory=dict, hash=False)
     failed: frozenset[ModelName] = frozenset()
+    served: frozenset[ModelName] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

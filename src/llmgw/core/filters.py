@@ -11,6 +11,7 @@ from llmgw.core.learned import USUAL_SHARE
 from llmgw.core.model import ANY_CLASS, Model, Profile, newer_keys
 from llmgw.core.node import Disk, Gpu, NodeId
 from llmgw.core.rejection import Reason
+from llmgw.core.weights import list_sources, parse_source
 
 # Of a box with many GPUs the first few are told.
 FEW = 4
@@ -27,8 +28,8 @@ class Need:
     ``gpus`` is how many of a node, ``gpu_class`` of which class, None of any one. ``blind``: nobody has looked for GPUs
     on any node, and a profile that takes any runs with whatever is there. ``fabric`` is the one that is looked at, None
     any. ``failed`` counts for each node the tries that failed there of late. ``newer`` are the keys that an old agent
-    passes over. ``checks`` are those that this profile can fail, in their order: what an operator must remove before
-    what passes by itself.
+    passes over, and ``fetched`` says that weights come from elsewhere, which an old one does not get. ``checks`` are
+    those that this profile can fail, in their order: what an operator must remove before what passes by itself.
     """
 
     model: Model
@@ -41,6 +42,7 @@ class Need:
     gpus: int = field(init=False)
     gpu_class: str | None = field(init=False)
     newer: tuple[str, ...] = field(init=False)
+    fetched: bool = field(init=False)
     checks: tuple[Check, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -50,11 +52,12 @@ class Need:
         put(self, "gpus", 0 if self.blind and takes_any else profile.gpus_per_node)
         put(self, "gpu_class", None if profile.gpu_class == ANY_CLASS else profile.gpu_class)
         put(self, "newer", newer_keys(self.model, profile))
+        put(self, "fetched", any(parse_source(source).is_fetched for source in list_sources(self.model)))
         can_fail = (
             (True, _check_standing),
             (True, _check_cordon),
             (bool(profile.labels), _check_labels),
-            (bool(self.newer), _check_agent),
+            (bool(self.newer) or self.fetched, _check_agent),
             (True, _check_engine),
             (self.gpus > 0, _check_class),
             (profile.nodes > 1, _check_fabric),
@@ -115,11 +118,17 @@ def needs_gb(need: Need, gpu: Gpu) -> float:
     return USUAL_SHARE * gpu.memory_gb if asked is None else asked
 
 
-def small_disks(need_gb: float, host: Host) -> list[Disk]:
-    """Those on which weights of this size have no room.
+def disk_gb(need: Need, host: Host) -> float:
+    """The room that its weights still take there: without what an earlier fetch has left."""
+    return max((need.profile.min_disk_gb or 0.0) - host.begun.get(need.model.source, 0.0), 0.0)
+
+
+def small_disks(need: Need, host: Host) -> list[Disk]:
+    """Those on which its weights have no room.
 
     Which of its disks a node fills with them isn't known here: the fullest must do, or a fetch ends half way.
     """
+    need_gb = disk_gb(need, host)
     return [disk for disk in host.node.disks if disk.free_gb + CRUMB_GB < need_gb]
 
 
@@ -147,7 +156,9 @@ def _check_labels(need: Need, host: Host) -> Reason | None:
 
 def _check_agent(need: Need, host: Host) -> Reason | None:
     # It would start the engine without them: one that is ready, and is not what was asked for.
-    return Reason.AGENT_OUTDATED if host.node.outdated else None
+    if host.node.outdated and need.newer:
+        return Reason.AGENT_OUTDATED
+    return Reason.AGENT_OUTDATED if need.fetched and not host.node.fetches else None
 
 
 def _check_engine(need: Need, host: Host) -> Reason | None:
@@ -200,10 +211,9 @@ def _check_memory(need: Need, host: Host) -> Reason | None:
 
 
 def _check_disk(need: Need, host: Host) -> Reason | None:
-    need_gb = need.profile.min_disk_gb or 0.0
     if need.model.source in host.holds:
         return None
-    return Reason.NOT_ENOUGH_DISK if small_disks(need_gb, host) or not host.node.disks else None
+    return Reason.NOT_ENOUGH_DISK if small_disks(need, host) or not host.node.disks else None
 
 
 def _check_back_off(need: Need, host: Host) -> Reason | None:
@@ -261,7 +271,14 @@ def _write_labels(labels: Mapping[str, str]) -> str:
 
 
 def _tell_agent(need: Need, host: Host) -> str:
-    return f"its agent is of an older llmgw, which passes over {', '.join(need.newer)}: upgrade it"
+    return f"its agent is of an older llmgw, which {tell_lack(need, host)}: upgrade it"
+
+
+def tell_lack(need: Need, host: Host) -> str:
+    """What its agent does not do, of what is asked."""
+    passes_over = f"passes over {', '.join(need.newer)}" if need.newer and host.node.outdated else None
+    fetches = "fetches no weights" if need.fetched and not host.node.fetches else None
+    return " and ".join(each for each in (passes_over, fetches) if each is not None)
 
 
 def _tell_no_engine(need: Need, host: Host) -> str:
@@ -375,7 +392,7 @@ def _tell_memory(need: Need, host: Host) -> str:
 
 
 def _tell_disk(need: Need, host: Host) -> str:
-    need_gb = need.profile.min_disk_gb
+    need_gb = disk_gb(need, host)
     fullest = min(host.node.disks, key=lambda disk: disk.free_gb, default=None)
     if fullest is None:
         return f"needs {need_gb:g} GB on disk; the node reports no disk"

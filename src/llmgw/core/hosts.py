@@ -38,7 +38,8 @@ class Host:
     asks why there is no room, and nothing is placed by it. So is ``kept``: of the GPUs that are booked those which
     nothing runs on any more, by UUID, with the model whose next replica they are for, as ``kept_gb`` is of the memory
     that is booked. ``replicas`` counts the living ones of each model,
-    ``holds`` are the sources whose weights the node is known to have.
+    ``holds`` are the sources whose weights the node is known to have. ``begun``: of those that
+    were not fetched to their end, the GB on its disks that the next fetch has no need of.
 
     ``free_gb`` and ``free`` are what is left: GPUs in the order of their indices that nobody has booked and that are
     neither broken nor cut into instances. What other programs hold of one is still in it. ``engines`` is the node's by
@@ -61,6 +62,7 @@ class Host:
     kept_gb: Mapping[ModelName, float] = field(default_factory=dict)
     replicas: Mapping[ModelName, int] = field(default_factory=dict)
     holds: frozenset[str] = frozenset()
+    begun: Mapping[str, float] = field(default_factory=dict)
     id: NodeId = field(init=False)
     engines: Mapping[str, EngineFound] = _derived()
     free_gb: float = _derived()

@@ -120,7 +120,8 @@ class Node:
     it. ``gpus`` is None where nobody has looked: then no profile that needs one is placed there, and no other is kept
     from one. ``labels`` are those of its agent.yaml. ``warnings``: what of the machine makes it slow or odd, one line
     each. ``clock`` is its wall clock in seconds since 1970 when it said all this. ``outdated`` is the server's word for
-    an agent that passes over what definitions have gained since (``newer_keys``).
+    an agent that passes over what definitions have gained since (``newer_keys``), and
+    ``fetches`` False for one that fetches no weights.
     """
 
     id: NodeId
@@ -138,3 +139,4 @@ class Node:
     warnings: tuple[str, ...] = ()
     clock: float | None = None
     outdated: bool = False
+    fetches: bool = True

@@ -37,6 +37,8 @@ def change_catalog(state: State, event: CatalogChanged, now: float) -> None:
     for model in state.catalog:
         if earlier.named(model.name) != model:
             state.plan_later(model.name)
+    # The room of one that was to be started again when the server before this one ended is not another's.
+    state.unplanned = dict.fromkeys(sorted(state.unplanned, key=lambda name: name not in event.served))
     for name in sorted(event.proven, reverse=True):
         # It served, and was being changed when the server before this one ended: its room is not to be another's.
         state.plan_first(name)

@@ -134,6 +134,7 @@ class Roster:
         # sources that engines there have loaded, and those that the node says it has (absent: it does not say)
         self._holds: dict[NodeId, set[str]] = {}
         self._stored: dict[NodeId, frozenset[str]] = {}
+        self._begun: dict[NodeId, Mapping[str, float]] = {}
         # whose host is to be made anew
         self._stale: dict[NodeId, None] = {}
         self._order: tuple[Member, ...] | None = None
@@ -195,6 +196,7 @@ class Roster:
         self._marks.pop(name, None)
         self._holds.pop(name, None)
         self._stored.pop(name, None)
+        self._begun.pop(name, None)
         self._touched.discard(name)
         self._stale.pop(name, None)
         self._order = None
@@ -314,6 +316,7 @@ class Roster:
             kept_gb=kept_gb,
             replicas=replicas,
             holds=self._find_held(name),
+            begun=self._begun.get(name, {}),
         )
 
     def _find_held(self, name: NodeId) -> frozenset[str]:
@@ -323,11 +326,12 @@ class Roster:
         # What was fetched may have been removed since.
         return stored.union(source for source in loaded if not parse_source(source).is_fetched)
 
-    def note_stored(self, name: NodeId, sources: frozenset[str]) -> bool:
-        """The node says that it has these on its disks, and no others that are fetched; whether that is news."""
-        if name not in self.members or self._stored.get(name) == sources:
+    def note_stored(self, name: NodeId, sources: frozenset[str], begun: Mapping[str, float]) -> bool:
+        """The node says that it has these on its disks, and no others that are fetched, and so many GB of those that
+        were ``begun``; whether that is news."""
+        if name not in self.members or (self._stored.get(name), self._begun.get(name)) == (sources, begun):
             return False
-        self._stored[name] = sources
+        self._stored[name], self._begun[name] = sources, begun
         self._make_anew(name)
         return True
 
@@ -487,7 +491,10 @@ class Roster:
         self._routable.difference_update(life.key for life in lives)
         self._routable.update(life.key for life in routable)
         if routable:
-            self._ready[name] = tuple(sorted((life.replica for life in routable), key=lambda replica: replica.id))
+            replicas = sorted((life.replica for life in routable), key=lambda replica: replica.id)
+            # Of one that serves nobody tells anything unless it gives no sign of life: what is sent there may hang.
+            well = [replica for replica in replicas if replica.progress is None]
+            self._ready[name] = tuple(well or replicas)
         else:
             self._ready.pop(name, None)
 

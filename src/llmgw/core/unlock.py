@@ -14,6 +14,7 @@ from typing import NamedTuple
 from llmgw.core.filters import (
     Need,
     count_gpus,
+    disk_gb,
     find_reasons,
     is_blind,
     keep_few,
@@ -22,6 +23,7 @@ from llmgw.core.filters import (
     small_disks,
     tell_foreign,
     tell_kept,
+    tell_lack,
 )
 from llmgw.core.hosts import CRUMB_GB, Host, Standing, spare_gb
 from llmgw.core.model import ANY_CLASS, Model, Profile
@@ -367,7 +369,7 @@ def _label(need: Need, host: Host) -> _Cure:
 
 
 def _upgrade(need: Need, host: Host) -> _Cure:
-    return _do(Reason.AGENT_OUTDATED, host, f"upgrade llmgw on {host.id} (it passes over {', '.join(need.newer)})")
+    return _do(Reason.AGENT_OUTDATED, host, f"upgrade llmgw on {host.id} (it {tell_lack(need, host)})")
 
 
 def _install(need: Need, host: Host) -> _Cure:
@@ -440,15 +442,16 @@ def _wait_for(name: str, host: Host) -> str:
 
 
 def _free_disks(need: Need, host: Host) -> _Cure | None:
-    need_gb, reason = need.profile.min_disk_gb or 0.0, Reason.NOT_ENOUGH_DISK
-    disks = small_disks(need_gb, host)
+    need_gb, reason = disk_gb(need, host), Reason.NOT_ENOUGH_DISK
+    disks = small_disks(need, host)
     if not disks:
         text = f"take min_disk_gb out ({host.id} reports no disk)"
         return _Cure(2 * CLASS_EFFORT, [Step(text=text, reasons=(reason,), key="min_disk_gb")])
     fullest = min(disks, key=lambda disk: disk.free_gb)
     if any(need_gb > disk.total_gb + CRUMB_GB for disk in disks):
         of = f"{host.id} has {fullest.free_gb:.4g} of {fullest.total_gb:.4g} GB free at {fullest.path}"
-        return _lower(reason, "min_disk_gb", need_gb, fullest.free_gb, of)
+        begun_gb = (need.profile.min_disk_gb or 0.0) - need_gb
+        return _lower(reason, "min_disk_gb", need_gb + begun_gb, fullest.free_gb + begun_gb, of)
     gb = _round_up(need_gb - fullest.free_gb)
     where = " and ".join(
         f"{_round_up(need_gb - disk.free_gb):g} GB at {disk.path}" for disk in sorted(disks, key=lambda disk: disk.path)

@@ -48,6 +48,9 @@ class _Look:
         for entry in self._list(folder):
             if _is_folder(entry):
                 folders.append(entry)
+            elif not _is_file(entry):
+                # (a link that leads nowhere, a pipe)
+                continue
             elif entry.name == "config.json" or entry.name.endswith(".safetensors"):
                 self.found.add(folder)
             elif entry.name.lower().endswith(".gguf") and list_parts(entry.name)[0] == entry.name:
@@ -86,5 +89,12 @@ class _Look:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
+    except OSError:
+        return False
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
     except OSError:
         return False

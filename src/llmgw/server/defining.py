@@ -299,7 +299,8 @@ class Defining:
         await self._histories.record(currents)
         models = Catalog(current.model for current in currents).models
         proven, failed = self._histories.proven(), self._histories.failed()
-        await self._scheduler.post(CatalogChanged(models=models, proven=proven, failed=failed))
+        served = self._histories.served()
+        await self._scheduler.post(CatalogChanged(models=models, proven=proven, failed=failed, served=served))
 
     def _currents(self) -> Iterator[Current]:
         """The definitions in effect: of two of one name, the declared one."""

@@ -88,6 +88,10 @@ class Histories:
     def failed(self) -> frozenset[ModelName]:
         return frozenset(name for name in self._current if self.failure(name) is not None)
 
+    def served(self) -> frozenset[ModelName]:
+        """The models of which some definition is proven."""
+        return frozenset(self._proven)
+
     def proven(self, names: Iterable[ModelName] | None = None) -> Mapping[ModelName, Model]:
         """What each of these models (all) served by last, where its current definition would launch it otherwise."""
         return {

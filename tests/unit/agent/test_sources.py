@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmgw.agent.sources import check_source, check_sources, is_file_wanted
+from llmgw.agent.sources import SourceSpoiled, check_source, check_sources, is_file_wanted
 from llmgw.core.model import Lora, Model, ModelName
 from llmgw.core.weights import parse_source
 from llmgw.engines.types import SourceKind
@@ -70,7 +70,7 @@ def test_an_engine_is_pointed_at_what_it_takes(engines, file_engine, hub_engine)
 
 def test_a_folder_is_taken_by_an_engine_of_repositories_only(hub_engine, file_engine, tmp_path):
     check_source(str(tmp_path), hub_engine)
-    with pytest.raises(EngineFailed, match="is not a file"):
+    with pytest.raises(EngineFailed, match="is not an ordinary file"):
         check_source(str(tmp_path), file_engine)
 
 
@@ -120,7 +120,7 @@ def test_what_can_be_no_path_at_all_is_refused(file_engine):
 
 def test_a_pipe_is_not_waited_for(file_engine, tmp_path):
     os.mkfifo(tmp_path / "m.fake")
-    with pytest.raises(EngineFailed, match="is not a file"):
+    with pytest.raises(EngineFailed, match="is not an ordinary file"):
         check_source(str(tmp_path / "m.fake"), file_engine)
 
 
@@ -138,3 +138,21 @@ def test_all_that_a_model_is_made_of_is_looked_at_and_named(file_engine, tmp_pat
         check_sources(model(mmproj="gone.fake"), file_engine)
     with pytest.raises(EngineFailed, match=r"^source of the adapter sql: '.*/gone\.fake' can't be read"):
         check_sources(model(lora="gone.fake"), file_engine)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("empty.gguf", b"", "is empty"),
+        ("cut.gguf", b"GGUF\x03\x00", "ends early"),
+        ("page.fake", b"<!DOCTYPE html><html>log in</html>", "is an HTML page"),
+        ("pointer.fake", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a git-lfs pointer"),
+    ],
+)
+def test_what_can_not_be_weights_is_told_before_an_engine_is_launched(file_engine, tmp_path, name, content, why):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(SourceSpoiled, match=why) as failed:
+        check_source(str(path), file_engine)
+    assert str(path) in failed.value.message
+    assert failed.value.remedy is not None

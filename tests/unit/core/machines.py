@@ -68,6 +68,7 @@ OF_HOST = {
     "leaving",
     "kept",
     "kept_gb",
+    "begun",
     "replicas",
     "holds",
 }

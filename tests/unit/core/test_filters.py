@@ -14,10 +14,12 @@ from machines import (
     a_fabric,
     a_gpu,
     a_host,
+    a_model,
     a_need,
+    a_profile,
 )
 
-from llmgw.core.filters import describe, find_cards, find_reason, find_reasons, shorten
+from llmgw.core.filters import Need, describe, find_cards, find_reason, find_reasons, shorten, tell_lack
 from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import ModelName
 from llmgw.core.node import Disk, ForeignUse, MigInstance, NodeId
@@ -149,6 +151,27 @@ def test_what_is_not_known_to_be_broken_is_tried(found: Any) -> None:
 def test_an_old_agent_still_runs_what_it_understands() -> None:
     assert find_reason(a_need(), a_host(outdated=True)) is None
     assert find_reason(a_need(env={"A": "1"}), a_host(outdated=True)) is Reason.AGENT_OUTDATED
+
+
+def test_an_agent_that_fetches_no_weights_is_given_none_to_fetch() -> None:
+    old = a_host(fetches=False)
+    assert find_reason(a_need(), old) is None
+    fetched = replace(a_model(a_profile()), source="hf:org/repo/x.gguf")
+    need = Need(model=fetched, profile=fetched.profiles[0], backing_off={}, now=0.0)
+    assert find_reason(need, old) is Reason.AGENT_OUTDATED
+    assert "which fetches no weights: upgrade it" in describe(Reason.AGENT_OUTDATED, need, old)
+    assert find_reason(need, a_host()) is None
+    asks = replace(need, profile=a_profile(env={"A": "1"}))
+    assert tell_lack(asks, a_host(fetches=False, outdated=True)) == "passes over env and fetches no weights"
+
+
+def test_what_an_earlier_fetch_has_left_needs_no_room_again() -> None:
+    disks = (Disk(path="/", free_gb=5.0, total_gb=100.0),)
+    begun = a_host(disks=disks, begun={SOURCE: 45.0})
+    assert find_reason(a_need(min_disk_gb=50.0), begun) is None
+    assert find_reason(a_need(min_disk_gb=51.0), begun) is Reason.NOT_ENOUGH_DISK
+    assert "needs 6 GB on disk" in describe(Reason.NOT_ENOUGH_DISK, a_need(min_disk_gb=51.0), begun)
+    assert find_reason(a_need(min_disk_gb=1.0), a_host(disks=disks, begun={SOURCE: 45.0})) is None
 
 
 def test_weights_that_are_there_need_no_room_on_disk() -> None:

@@ -49,7 +49,6 @@ from llmgw.core.events import (
     ShardChanged,
     Stopping,
     Wakeup,
-    WeightsReported,
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.learned import Fact, make_key
@@ -58,7 +57,7 @@ from llmgw.core.node import Node, NodeId
 from llmgw.core.placement import Placement, Rejected, place
 from llmgw.core.replica import Measured, Replica, ReplicaId, ShardId, ShardReport, ShardSpec, ShardState
 from llmgw.core.rolling import defines
-from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase
+from llmgw.core.weights import Fetch, Phase
 
 # From the first word to the first answer
 

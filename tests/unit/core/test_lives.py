@@ -62,6 +62,23 @@ def test_a_replica_is_routable_from_ready_on() -> None:
     assert fleet.ready(M) is fleet.ready(M)
 
 
+def test_one_that_gives_no_sign_of_life_is_asked_for_nothing_while_another_is_well() -> None:
+    fleet, effects = a_fleet(a_model(least=2, most=2), nodes=[a_node(), a_node("n2")])
+    wake(fleet, 1.0)
+    first, second = {shard.id: shard for effect in [*effects] for shard in getattr(effect, "shards", ())}.values()
+    for shard in (first, second):
+        fleet.handle(a_word(shard, ShardState.READY), 2.0)
+    assert len(fleet.ready(M)) == 2
+    silent = "its health check had no good answer for 30 s"
+    fleet.handle(a_word(first, ShardState.READY, progress=silent), 40.0)
+    assert [replica.shard.id for replica in fleet.ready(M)] == [second.id]
+    # better than nothing
+    fleet.handle(a_word(second, ShardState.READY, progress=silent), 41.0)
+    assert len(fleet.ready(M)) == 2
+    fleet.handle(a_word(first, ShardState.READY), 42.0)
+    assert [replica.shard.id for replica in fleet.ready(M)] == [first.id]
+
+
 def test_progress_and_load_are_kept_and_announce_nothing() -> None:
     fleet, effects = a_fleet(a_model())
     shard = the_shard(effects)

@@ -28,12 +28,21 @@ from llmgw.core.events import (
     ModelCalled,
     ModelsHeld,
     NodeRegistered,
+    NodesExpected,
     ReplicaRecalled,
     Wakeup,
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import ModelName
 from llmgw.core.replica import ReplicaId, ShardState
+
+
+def test_after_a_restart_those_that_have_served_before_are_placed_before_those_that_never_did() -> None:
+    waiting, served = a_model("a", gb=10.0), a_model(gb=10.0)
+    fleet = Fleet()
+    fleet.handle(NodesExpected(nodes=frozenset({a_node().id}), until=30.0), 0.0)
+    fleet.handle(CatalogChanged(models=(waiting, served), served=frozenset({M})), 0.0)
+    assert the_shard(fleet.handle(NodeRegistered(node=a_node()), 1.0)).model.name == M
 
 
 def test_demand_by_an_alias_counts_for_the_model() -> None:
@@ -96,6 +105,20 @@ def test_a_model_that_is_held_is_drained_and_comes_back_when_it_no_longer_is() -
     effects = hold(fleet, now=5001.0)
     assert texts(effects)[0] == "m is no longer held at zero"
     assert the_shard(effects).epoch == 2
+
+
+@pytest.mark.parametrize("source", ["/m", "/new"])
+def test_what_is_held_or_not_to_run_at_all_goes_for_that_whatever_it_was_launched_by(source: str) -> None:
+    for end, why in (
+        (ModelsHeld(models=frozenset({M})), "an operator has stopped its model"),
+        (CatalogChanged(models=(a_model(least=0, most=0, gb=10_000, source=source),)), "no more than 0 may run"),
+    ):
+        fleet, _ = a_ready(a_model(source="/m"))
+        # (nowhere is room for the new one, and the old one stays)
+        stays = fleet.handle(CatalogChanged(models=(a_model(gb=10_000, source=source),)), 19.0)
+        assert not drains(stays)
+        effects = fleet.handle(end, 20.0)
+        assert f"rep-m-1 on n1 is to stop: {why}" in texts(effects)
 
 
 def test_a_load_of_a_model_that_is_held_is_cut_short() -> None:

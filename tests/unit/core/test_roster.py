@@ -207,18 +207,20 @@ def test_a_node_that_loaded_a_source_holds_it_while_the_catalog_has_it() -> None
 
 def test_a_node_that_says_what_it_has_holds_of_fetched_sources_those_and_no_others() -> None:
     roster = Roster()
-    assert not roster.note_stored(N1, frozenset({"hf:o/r/f.gguf"}))
+    assert not roster.note_stored(N1, frozenset({"hf:o/r/f.gguf"}), {})
     roster.enrol(NODE)
     for source in ("/m.gguf", "hf:o/r/old.gguf"):
         roster.note_held(N1, source)
     assert roster.hosts()[0].holds == {"/m.gguf", "hf:o/r/old.gguf"}
     stored = frozenset({"hf:o/r/f.gguf", "/mnt/n.gguf"})
-    assert roster.note_stored(N1, stored)
-    assert not roster.note_stored(N1, stored)
+    assert roster.note_stored(N1, stored, {})
+    assert not roster.note_stored(N1, stored, {})
     assert roster.hosts()[0].holds == {"/m.gguf", "hf:o/r/f.gguf", "/mnt/n.gguf"}
+    assert roster.note_stored(N1, stored, {"hf:o/r/g.gguf": 5.0})
+    assert roster.hosts()[0].begun == {"hf:o/r/g.gguf": 5.0}
     roster.remove(N1)
     roster.enrol(NODE)
-    assert roster.hosts()[0].holds == frozenset()
+    assert (roster.hosts()[0].holds, roster.hosts()[0].begun) == (frozenset(), {})
 
 
 def test_a_node_that_is_removed_is_forgotten_with_all_that_was_said_of_it() -> None:

@@ -19,6 +19,7 @@ from machines import (
     a_gpu,
     a_host,
     a_model,
+    a_need,
     a_profile,
     worlds,
 )
@@ -100,7 +101,7 @@ def change(host: Host, step: Step, profile: Profile) -> Host:
             written = dict(pair.split("=") for pair in step.text.removeprefix(f"label {host.id} ").split())
             return replace(host, labels={**host.labels, **written})
         case Reason.AGENT_OUTDATED:
-            return replace(host, node=replace(node, outdated=False))
+            return replace(host, node=replace(node, outdated=False, fetches=True))
         case Reason.NO_ENGINE | Reason.ENGINE_BROKEN:
             others = tuple(found for found in node.engines if found.engine != profile.engine)
             return replace(host, node=replace(node, engines=(*others, replace(ENGINE, engine=profile.engine))))
@@ -119,7 +120,7 @@ def change(host: Host, step: Step, profile: Profile) -> Host:
             )
         case Reason.NOT_ENOUGH_DISK:
             assert step.gb is not None
-            small = small_disks(profile.min_disk_gb or 0.0, host)
+            small = small_disks(a_need(min_disk_gb=profile.min_disk_gb), host)
             disks = tuple(
                 replace(disk, free_gb=min(disk.free_gb + step.gb, disk.total_gb)) if disk in small else disk
                 for disk in node.disks

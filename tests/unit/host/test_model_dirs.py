@@ -82,3 +82,13 @@ def test_what_is_not_there_or_no_text_is_passed_over(tmp_path, put):
     (tmp_path / os.fsdecode(b"b\xff.gguf")).touch()
     assert find_models(tmp_path) == ()
     assert find_models(tmp_path / "nowhere") == ()
+
+
+def test_what_only_looks_like_a_file_is_no_model(tmp_path, put):
+    put("a.gguf")
+    (tmp_path / "dead.gguf").symlink_to(tmp_path / "nowhere.gguf")
+    (tmp_path / "link.gguf").symlink_to(tmp_path / "a.gguf")
+    os.mkfifo(tmp_path / "pipe.gguf")
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub/config.json").symlink_to(tmp_path / "nowhere.json")
+    assert find_models(tmp_path) == (f"{tmp_path}/a.gguf", f"{tmp_path}/link.gguf")
