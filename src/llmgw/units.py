@@ -76,6 +76,11 @@ def format_size(size_bytes: int) -> str:
         power = _power(size_bytes, step)
         if size_bytes * 10 % step**power == 0:
             return _tenths(size_bytes * 10 // step**power) + units[power]
+    return format_decimal(size_bytes)
+
+
+def format_decimal(size_bytes: int) -> str:
+    """In units of thousands, rounded to one decimal ("67.1MB"), for figures that people compare with each other."""
     power = _power(size_bytes, 1_000)
     tenths = round(size_bytes * 10 / 1_000**power)
     if tenths == 10_000 and power + 1 < len(_DECIMAL):

@@ -4,8 +4,8 @@
     fetching.py resume URL FOLDER FILE      all of it (the beginning of FILE) lies in the cache already, but not proven
     fetching.py parts URL FOLDER FILE       bare, each by itself: taken from a socket, hashed twice, written and synced
 
-Prints one line of JSON: seconds, CPU seconds and bytes of a fetch, and how late its event loop was at most; of parts
-both kinds of seconds of each.
+Prints one line of JSON: seconds, CPU seconds and bytes of a fetch, how late its event loop was at most, and how long
+after its last byte came it had all of it proven and kept; of parts both kinds of seconds of each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import trio
 from blake3 import blake3
 
 from llmgw.core.node import NodeId
-from llmgw.core.weights import count_pieces, parse_source, piece_bytes_of
+from llmgw.core.weights import Fetch, Phase, count_pieces, parse_source, piece_bytes_of
 from llmgw.host.cache import Cache
 from llmgw.host.extents import begin_writing, take_room
 from llmgw.host.fetch import fetch
@@ -36,22 +36,33 @@ TICK_SECONDS = 0.01
 # The first bytes that a machine has not used since its start may cost it several times as much as later ones.
 PART_TRIES = 3
 TAKEN_BYTES = 64 * 1024
+# Longer writes have the kernel take longer stretches of memory, which a virtual machine may have to get from its host.
+WRITTEN_BYTES = 64 * 1024
 
 
 class Stopwatch:
     """Time and CPU time of this process, of all its threads, from now on."""
 
     def __init__(self) -> None:
-        self._began, self._cpu = time.perf_counter(), time.process_time()
+        self._began, self._cpu, self._kernel = time.perf_counter(), time.process_time(), os.times().system
 
     def read(self) -> dict[str, float]:
-        return {"seconds": time.perf_counter() - self._began, "cpu_seconds": time.process_time() - self._cpu}
+        return {
+            "seconds": time.perf_counter() - self._began,
+            "cpu_seconds": time.process_time() - self._cpu,
+            "kernel_seconds": os.times().system - self._kernel,
+        }
 
 
 async def bring(url: str, folder: Path, file: Path | None) -> dict[str, float]:
     """A fetch; of what ``file`` holds already, where one is given."""
     source, cache = parse_source(url), Cache(folder)
-    late = 0.0
+    late, came_at = 0.0, 0.0
+
+    def hear(told: Fetch) -> None:
+        nonlocal came_at
+        if told.phase is Phase.VERIFYING and not came_at:
+            came_at = time.perf_counter()
 
     async def watch() -> None:
         nonlocal late
@@ -73,12 +84,12 @@ async def bring(url: str, folder: Path, file: Path | None) -> dict[str, float]:
                 origin=origin,
                 peers=peers,
                 swarm=lambda: None,
-                tell=lambda told: None,
+                tell=hear,
                 newest=False,
                 pull=None,
                 limits=Rate(None),
             )
-            figures = stopwatch.read()
+            figures = stopwatch.read() | {"end_seconds": time.perf_counter() - came_at}
             nursery.cancel_scope.cancel()
     return {**figures, "bytes": manifest.size_bytes, "late_seconds": late}
 
@@ -125,7 +136,7 @@ def measure_parts(url: str, folder: Path, file: Path) -> dict[str, dict[str, flo
             "taken": time_part(lambda: take_bare(url)),
             "sha256": time_part(hash_in_order),
             "blake3": time_part(hash_pieces),
-            **write_bare(folder / "bare", piece, count),
+            **write_bare(folder / "bare", memoryview(piece), count),
         }
         for _ in range(PART_TRIES)
     ]
@@ -152,14 +163,15 @@ def take_bare(url: str) -> None:
     connection.close()
 
 
-def write_bare(path: Path, piece: bytes, count: int) -> dict[str, dict[str, float]]:
+def write_bare(path: Path, piece: memoryview, count: int) -> dict[str, dict[str, float]]:
     file = os.open(path, os.O_RDWR | os.O_CREAT)
     try:
         take_room(file, len(piece) * count)
 
         def write() -> None:
             for number in range(count):
-                os.pwrite(file, piece, number * len(piece))
+                for at in range(0, len(piece), WRITTEN_BYTES):
+                    os.pwrite(file, piece[at : at + WRITTEN_BYTES], number * len(piece) + at)
                 begin_writing(file, number * len(piece), len(piece))
 
         return {"written": time_part(write), "synced": time_part(lambda: os.fsync(file))}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmgw.units import format_duration, format_size, parse_duration, parse_size, printable
+from llmgw.units import format_decimal, format_duration, format_size, parse_duration, parse_size, printable
 
 
 @pytest.mark.parametrize(
@@ -124,6 +124,14 @@ def test_milliseconds_below_a_minute_survive_being_written_and_read(milliseconds
 @given(st.integers(min_value=0, max_value=2**60))
 def test_a_size_is_written_within_a_twentieth_of_itself(size_bytes: int) -> None:
     assert abs(parse_size(format_size(size_bytes)) - size_bytes) <= size_bytes / 20
+
+
+@pytest.mark.parametrize(
+    ("size_bytes", "text"),
+    [(0, "0B"), (999, "999B"), (30 * 2**20, "31.5MB"), (2**20, "1MB"), (999_960, "1MB"), (4_700_000_000, "4.7GB")],
+)
+def test_figures_that_are_compared_are_of_one_family(size_bytes: int, text: str) -> None:
+    assert format_decimal(size_bytes) == text
 
 
 def test_what_is_printed_makes_no_line_of_its_own() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -15,8 +16,12 @@ from llmgw.core.sizing import WIDTHS, Format, GpuNeed, Needs
 BODY_SECONDS = 30.0
 # The client hangs up after a while, and so does what may stand between.
 MOST_WAIT_SECONDS = 60
-MAX_SOURCE_CHARS = 2000
 MAX_NODES = 10_000
+
+# What msgspec says of a text or a list that is too short or too long, and where.
+_LENGTH = re.compile(
+    r"Expected `(?P<kind>\w+)` of length (?P<sign>[<>])= (?P<length>\d+)(?: - at `\$\.?(?P<where>.*)`)?"
+)
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
@@ -114,7 +119,7 @@ class Plan(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class PullWeights(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The body of POST /weights/pull; without nodes it is those that could run a model of the source, else all."""
 
-    source: Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_SOURCE_CHARS)]
+    source: str
     nodes: Annotated[tuple[Text, ...], msgspec.Meta(max_length=MAX_NODES)] = ()
 
 
@@ -158,7 +163,8 @@ async def read_body(kind: type[Body]) -> Body:
         try:
             return msgspec.json.decode(body, type=kind)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-            raise Refused(f"the body is not what is asked for: {error}", status=400, code="invalid_request") from None
+            message = f"the body is not what is asked for: {_tell_wrong(error)}"
+            raise Refused(message, status=400, code="invalid_request") from None
     raise Refused(f"the body did not come within {BODY_SECONDS:g} s", status=408, code="request_timeout")
 
 
@@ -167,4 +173,18 @@ def read_since() -> Since:
     try:
         return msgspec.convert(dict(request.args.items()), Since, strict=False)
     except msgspec.ValidationError as error:
-        raise Refused(f"the query is not what is asked for: {error}", status=400, code="invalid_request") from None
+        message = f"the query is not what is asked for: {_tell_wrong(error)}"
+        raise Refused(message, status=400, code="invalid_request") from None
+
+
+def _tell_wrong(error: Exception) -> str:
+    """What is wrong, for whoever wrote it. A length is what people get wrong on a command line, where nobody knows of
+    bodies and their shapes."""
+    found = _LENGTH.fullmatch(str(error))
+    if found is None:
+        return str(error)
+    where, length = found["where"] or "it", int(found["length"])
+    if found["sign"] == ">":
+        return f"{where} is empty" if length == 1 else f"{where} is shorter than {length}"
+    of = "characters" if found["kind"] == "str" else "entries"
+    return f"{where} has more than {length} {of}"

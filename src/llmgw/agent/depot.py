@@ -81,7 +81,7 @@ class Depot:
         self._node = node
         self._settings = settings
         self._origin_settings = read_origin_settings(
-            environ, token=settings.hub_token, allow_hosts=settings.allow_hosts
+            environ, token=settings.hub_token, allow_hosts=settings.allow_hosts, asker=settings.asker
         )
         self._credentials = None if settings.tls is None else Credentials(settings.tls, _build_context)
         self._cache = Cache(settings.cache)
@@ -109,6 +109,8 @@ class Depot:
             trio.open_nursery() as nursery,
         ):
             task_status.started()
+            # (left to itself where a file server does not answer)
+            nursery.start_soon(partial(trio.to_thread.run_sync, self._cache.tidy, abandon_on_cancel=True))
             if self._giving is not None:
                 nursery.start_soon(self._giving.serve)
             listen, tls = self._settings.seed_listen, self._settings.tls
@@ -162,11 +164,10 @@ class Depot:
 
     async def list(self) -> tuple[Manifest, ...]:
         found = await trio.to_thread.run_sync(self._cache.list)
-        names = {(key_of(each.source), each.commit) for each in found}
-        self._keep_shelves(lambda name, shelf: not shelf.whole or name in names)
+        self._keep_shelves(lambda name, shelf: not shelf.whole)
         for each in found:
-            if (key_of(each.source), each.commit) not in self._shelves:
-                self._put(each)
+            # By the very manifest that the cache keeps: that is long, and one of each is enough.
+            self._put(each)
         return found
 
     def list_unfinished(self) -> tuple[Cached, ...]:

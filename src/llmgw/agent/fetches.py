@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import trio
 
 from llmgw.agent.describing import describe_fetch, show_bytes, show_seconds
 from llmgw.agent.hands import Depot
-from llmgw.core.weights import Fetch, Manifest, Phase, Source, Swarm
+from llmgw.core.weights import Fetch, Manifest, Phase, Pull, Source, Swarm
 from llmgw.errors import EngineFailed
 from llmgw.host.weights_errors import show_url
 
@@ -18,6 +18,9 @@ log = logging.getLogger(__name__)
 
 LOG_SECONDS = 10.0
 SHOWN_COMMIT = 12
+# For so long it is told why the last fetch of a source failed: what a model names is tried again much sooner.
+FAILED_SECONDS = 3600.0
+MOST_FAILED = 64
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
@@ -44,9 +47,21 @@ class Fetching:
 class Fetches:
     """Those that are under way, by their sources. ``begin`` starts each as a task (as ``Nursery.start_soon`` does);
     ``find_swarm`` says who else has one; ``changed`` is called when there is something new of any of them, ``turned``
-    when that is what other nodes wait for, and ``kept`` with what has come, before whoever waits for it goes on."""
+    when that is what other nodes wait for, ``kept`` with what has come, before whoever waits for it goes on, and
+    ``over`` when one has ended, however."""
 
-    __slots__ = ("_begin", "_changed", "_depot", "_find_swarm", "_kept", "_logged", "_running", "_turned")
+    __slots__ = (
+        "_begin",
+        "_changed",
+        "_depot",
+        "_failed",
+        "_find_swarm",
+        "_kept",
+        "_logged",
+        "_over",
+        "_running",
+        "_turned",
+    )
 
     def __init__(
         self,
@@ -57,6 +72,7 @@ class Fetches:
         changed: Callable[[], None],
         turned: Callable[[], None],
         kept: Callable[[Manifest], None],
+        over: Callable[[], None],
     ) -> None:
         self._depot = depot
         self._begin = begin
@@ -64,7 +80,10 @@ class Fetches:
         self._changed = changed
         self._turned = turned
         self._kept = kept
+        self._over = over
         self._running: dict[str, Fetching] = {}
+        # The last one of each source where that failed, and when.
+        self._failed: dict[str, tuple[float, Fetch]] = {}
         self._logged: dict[str, float] = {}
 
     def __iter__(self) -> Iterator[Fetching]:
@@ -72,6 +91,18 @@ class Fetches:
 
     def __bool__(self) -> bool:
         return bool(self._running)
+
+    def list_failed(self) -> tuple[Fetch, ...]:
+        """Of each source whose last fetch has failed that one, with why; for an hour, until the next one begins or the
+        source is here. ``pull``: of several orders that it was carried out for the last one."""
+        since = trio.current_time() - FAILED_SECONDS
+        kept = [(source, (at, fetch)) for source, (at, fetch) in self._failed.items() if at > since]
+        self._failed = dict(kept[-MOST_FAILED:])
+        return tuple(fetch for _, fetch in self._failed.values())
+
+    def forget_failed(self, source: str) -> None:
+        """It is here, whoever has brought it."""
+        self._failed.pop(source, None)
 
     def tell(self) -> None:
         """Tell all who wait how far it is."""
@@ -105,8 +136,9 @@ class Fetches:
         told = Fetch(source=source.text, phase=Phase.RESOLVING)
         fetching = Fetching(source=source, newest=newest, told=told, began_at=trio.current_time())
         self._running[source.text] = fetching
+        self._failed.pop(source.text, None)
         self._turned()
-        log.info("fetching %s", show_url(source.text))
+        log.warning("fetching %s", show_url(source.text))
         self._begin(self._carry, fetching, name=f"fetch {source.name}")
         return fetching
 
@@ -130,8 +162,11 @@ class Fetches:
         finally:
             del self._running[source.text]
             self._logged.pop(source.text, None)
+            if fetching.failure is not None:
+                self._failed[source.text] = trio.current_time(), _tell_failed(fetching, fetching.failure)
             fetching.done.set()
             self._turned()
+            self._over()
         _log_end(fetching)
 
     def _note(self, fetching: Fetching, fetch: Fetch) -> None:
@@ -140,16 +175,31 @@ class Fetches:
         is_over = fetch.phase in (Phase.READY, Phase.FAILED)
         if not is_over and now - self._logged.get(text, fetching.began_at) >= LOG_SECONDS:
             self._logged[text] = now
-            log.info("%s", describe_fetch(fetch))
+            # (whoever waits for it sees these without asking for more words)
+            log.warning("%s%s", describe_fetch(fetch), "" if fetch.cause is None else f": {fetch.cause}")
         if (before.phase, before.commit) != (fetch.phase, fetch.commit):
             self._turned()
         self._changed()
 
 
+def _tell_failed(fetching: Fetching, failure: EngineFailed) -> Fetch:
+    """Its last figures, and why it went no further."""
+    return replace(
+        fetching.told,
+        phase=Phase.FAILED,
+        rate=None,
+        left_seconds=None,
+        stalled_seconds=None,
+        cause=failure.message,
+        remedy=failure.remedy,
+        pull=max((who.number for who in fetching.wanted if isinstance(who, Pull)), default=None),
+    )
+
+
 def _log_end(fetching: Fetching) -> None:
     source, manifest, told = show_url(fetching.source.text), fetching.manifest, fetching.told
     if manifest is not None:
-        log.info(
+        log.warning(
             "%s is here (%s): %s in %s; %s came from its origin, %s from other nodes",
             source,
             manifest.commit[:SHOWN_COMMIT],

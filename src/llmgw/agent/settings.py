@@ -9,6 +9,7 @@ from pathlib import Path
 from llmgw.config.agent import Discovery, FabricConfig, NodeTls, ServerAddress
 from llmgw.config.server import Listen
 from llmgw.core.node import NodeId
+from llmgw.host.asker import AGENT, Asker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +49,7 @@ class WeightsSettings:
     have put some into. ``allow_hosts`` are those that may be fetched from, () for all; ``download_rate`` in bytes per
     second, None as fast as it goes. Others may take pieces at ``seed_listen``, where it is set, and prove themselves by
     certificates as this node does by ``tls``; without it this node takes nothing from others. ``server`` is by whom
-    nodes take from each other that can't reach each other, where it does that."""
+    nodes take from each other that can't reach each other, where it does that. ``asker``: where all this is said."""
 
     cache: Path
     model_dirs: tuple[Path, ...] = ()
@@ -57,6 +58,7 @@ class WeightsSettings:
     seed_listen: Listen | None = None
     tls: NodeTls | None = None
     server: ServerAddress | None = None
+    asker: Asker = AGENT
     download_rate: int | None = None
 
 

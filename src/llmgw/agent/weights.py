@@ -77,7 +77,7 @@ class Weights:
             changed=self._stir,
             turned=self._hurry,
             kept=self._note_kept,
-            over=lambda: self._over.set(),
+            over=self._note_over,
         )
         # What each shard runs by, or is about to: by source.
         self._uses: dict[ShardId, dict[str, tuple[str, Use | None]]] = {}
@@ -139,6 +139,9 @@ class Weights:
     def _hurry(self) -> None:
         self._changed.set()
         self._hurried.set()
+
+    def _note_over(self) -> None:
+        self._over.set()
 
     def _find_swarm(self, source: str) -> Swarm | None:
         return self._swarms.get(source)
@@ -344,8 +347,8 @@ class Weights:
             + tuple(unfinished),
             fetches=(
                 *map(self._tell_fetch, self._fetches),
-                *(fetch for fetch in self._fetches.list_failed() if (fetch.source, fetch.pull) not in told),
                 *ended,
+                *(fetch for fetch in self._fetches.list_failed() if (fetch.source, fetch.pull) not in told),
             ),
             seen=self._seen,
             shared=self._shared,

@@ -100,16 +100,16 @@ class Bars:
         else:
             self._write_line(line)
 
-    def show(self, name: str, done_bytes: int, total_bytes: int | None, words: str) -> None:
-        """How far this one is, and what it does; ``total_bytes`` None: nobody knows of what."""
+    def show(self, name: str, done_bytes: int, total_bytes: int | None, words: str, *, doing: str) -> None:
+        """How far this one is, in ``words``; ``total_bytes`` None: nobody knows of what. ``doing``: what of it is news
+        when it changes."""
         if self._terminal is not None:
             bar = self._open(self._terminal)
             if name not in self._tasks:
                 self._tasks[name] = bar.add_task(name, total=None, words="")
             bar.update(self._tasks[name], completed=done_bytes, total=total_bytes, words=words)
             return
-        # (what follows a comma are figures that always move)
-        doing, percent = words.partition(",")[0].rstrip(" 0123456789%"), 100 * done_bytes // (total_bytes or 1)
+        percent = 100 * done_bytes // (total_bytes or 1)
         before = self._told.get(name)
         if before is None or before[0] != doing or (total_bytes and percent >= before[1] + STEP_PERCENT):
             self._told[name] = doing, percent

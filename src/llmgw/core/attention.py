@@ -190,7 +190,8 @@ def _find_kinds(facts: Facts, model_type: str | None) -> _Kinds | None:
     if told is not None:
         if None in told or len(told) < count:
             return None
-        if any(word in _CHUNK_WORDS for word in facts.get("layer_types") or () if isinstance(word, str)):
+        words = facts.get("layer_types")
+        if isinstance(words, list) and any(isinstance(word, str) and word in _CHUNK_WORDS for word in words):
             window = _count(facts, "attention_chunk_size")
         return _kinds([kind for kind in told[:count] if kind is not None], window)
     if model_type in _BOTH:

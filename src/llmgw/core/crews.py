@@ -68,7 +68,7 @@ def shed(state: State, model: Model, crew: Crew, want: int, now: float) -> None:
     # The least useful first, and before them those that can't stay.
     least_first = crew.moving[::-1]
     for life in sorted(least_first, key=lambda life: state.find_leave(life) is None):
-        why = state.find_move(life) or ""
+        why = _why_moved(state, model, life, want)
         others = sum(_makes_needless(state, each, life) for each in crew.moving if each is not life)
         if _is_late(state, life, now):
             crew.moving.remove(life)
@@ -121,6 +121,13 @@ def _is_late(state: State, life: Life, now: float) -> bool:
 def _retire(state: State, crew: Crew, life: Life, why: str, now: float) -> None:
     leaving.retire(state, life, why, now)
     crew.going.append(life)
+
+
+def _why_moved(state: State, model: Model, life: Life, want: int) -> str:
+    """Of one that is to be replaced; where none of its model may run at all, that is what ends it."""
+    if model.name in state.held or model.scaling.max == 0:
+        return _why_surplus(state, model, want)
+    return state.find_move(life) or ""
 
 
 def _why_surplus(state: State, model: Model, want: int) -> str:

@@ -6,15 +6,17 @@ Among members that sit close together each piece has one that asks the origin fo
 
 from __future__ import annotations
 
-from array import array
-from collections import deque
+import zlib
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heappop, heappush, heapreplace
+from itertools import islice
 from typing import TypeAlias
 
+from llmgw.core.holders import MOST_HOLDERS, Holders
 from llmgw.core.node import NodeId
-from llmgw.core.shares import Shares
+from llmgw.core.shares import WEIGHT_BITS, Shares
 from llmgw.core.weights import Member
 
 # Transfers from members at a time: from one, and from all.
@@ -37,11 +39,18 @@ REST_SECONDS = 0.5
 # For so long a transfer is left to itself before somebody else is asked for the same.
 SECOND_ASK_SECONDS = 2.0
 
-# Of so many pieces it is looked up again how rare they are by now, to choose one.
+# Of so many pieces it is looked up again how rare they are by now, to choose one, and so many are passed over that have
+# come from elsewhere.
 MOST_LOOKS = 100
+MOST_PASSED = 300
+# So many keys of those that went are given back to the memory at a time: to free a million is long work too.
+MOST_SWEPT = 5000
 
 Place: TypeAlias = tuple[int, int]
-_Key: TypeAlias = tuple[int, bool, int, int]
+
+# In a heap the place is the last part of a key.
+_PLACE_BITS = 32
+_PLACE = (1 << _PLACE_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,16 +75,19 @@ class Run:
     ordered: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Peer:
-    """What is known of a member. ``held``: what it has and is missing here, with the hash that it tells. ``heap``: the
-    same in the order in which to ask for it, where old entries may stand."""
+    """What is known of a member. ``held``: a byte for each piece, 1 where it has one that was missing here when it said
+    so; ``offers``: how many of those are still missing. ``heap``: where it is near, keys of these in the order in which
+    to ask for them, where old ones may stand. ``asked``: in whose turn it was asked last."""
 
     member: Member
     near: bool
     brought_at: float
-    held: dict[int, str] = field(default_factory=dict)
-    heap: list[_Key] = field(default_factory=list)
+    asked: int
+    held: bytearray | bytes
+    offers: int = 0
+    heap: list[int] = field(default_factory=list)
     busy: int = 0
     away_until: float = -float("inf")
     suspended_until: float = -float("inf")
@@ -101,25 +113,29 @@ class Pieces:
         self._me = me
         self._shares = Shares(me, salt, counts)
         total = self._shares.total
-        self._done = bytearray(total)
-        self._left = total
-        # How many near members hold each piece, and how many pieces of each block are missing and held by none of them.
-        self._holders = array("L", bytes(total * array("L").itemsize))
-        self._bare = [len(block) for block in self._shares.blocks]
+        self._holders = Holders(total)
+        self._missing = self._holders.missing
         # Who is asked for a piece, since when; None is the origin.
         self._asked: dict[int, dict[NodeId | None, float]] = {}
         self._reserved: set[int] = set()
+        # How many requests run for each file.
+        self._runs: Counter[int] = Counter()
+        # The hash of what is missing and was told of.
         self._claims: dict[int, str] = {}
-        # Pieces that no member is believed in, and what each says of them.
+        # Missing pieces that no member is believed in, and what each says of them.
         self._doubted: dict[int, dict[NodeId, str]] = {}
         self._peers: dict[NodeId, _Peer] = {}
+        self._turns = 0
         self._busy = 0
+        # What everybody holds that has said nothing yet, and heaps that nobody needs.
+        self._nothing = bytes(total)
+        self._litter: list[list[int]] = []
         self._seeding = False
         self._longest = FIRST_RUN_PIECES
         self._asking_since: float | None = None
         self._gaps: deque[float] = deque(maxlen=8)
-        for file, piece in done:
-            self.got(file, piece)
+        self._holders.take_out(self._shares.place(file, piece) for file, piece in done)
+        self._left = self._missing.count(1)
 
     # What is so
 
@@ -129,7 +145,7 @@ class Pieces:
         return self._left
 
     def is_done(self, file: int, piece: int) -> bool:
-        return bool(self._done[self._shares.place(file, piece)])
+        return not self._missing[self._shares.place(file, piece)]
 
     def is_in_order(self, file: int) -> bool:
         return self._shares.is_in_order(file)
@@ -146,19 +162,29 @@ class Pieces:
         listed = tuple(members)
         own = next((member for member in listed if member.node == self._me), None)
         self._seeding = own is not None and own.seed is not None and not own.whole
-        others = {member.node: member for member in listed if member.node != self._me and member.seed is not None}
-        for node in [node for node in self._peers if node not in others]:
-            self._forget(self._peers[node])
+        seeding = (member for member in listed if member.node != self._me and member.seed is not None)
+        others = {member.node: member for member in islice(seeding, MOST_HOLDERS)}
+        nears = {
+            node: own is None or bool(set(own.fabrics or ("",)) & set(member.fabrics or ("",)))
+            for node, member in others.items()
+        }
+        gone = [node for node in self._peers if node not in others]
+        self._forget(
+            *(self._peers[node] for node in gone),
+            *(
+                peer
+                for node, peer in self._peers.items()
+                if node in others and (peer.near, peer.member.seed) != (nears[node], others[node].seed)
+            ),
+        )
+        for node in gone:
             self._busy -= self._peers.pop(node).busy
         for node, member in others.items():
-            near = own is None or bool(set(own.fabrics or ("",)) & set(member.fabrics or ("",)))
-            peer = self._peers.get(node)
-            if peer is None:
-                self._peers[node] = _Peer(member=member, near=near, brought_at=now)
-                continue
-            if peer.near != near or peer.member.seed != member.seed:
-                self._forget(peer)
-            peer.member, peer.near = member, near
+            if (peer := self._peers.get(node)) is None:
+                peer = self._peers[node] = _Peer(
+                    member=member, near=nears[node], brought_at=now, asked=self._draw(node), held=self._nothing
+                )
+            peer.member, peer.near = member, nears[node]
         self._deal(now)
 
     def hear(self, node: NodeId, news: Iterable[tuple[int, int, str]], now: float) -> None:
@@ -173,7 +199,7 @@ class Pieces:
             # Also what is not needed from it shows that it gets on.
             peer.brought_at = max(peer.brought_at, now)
             place = self._shares.place(file, piece)
-            if self._done[place] or place in peer.held:
+            if not self._missing[place] or peer.held[place]:
                 continue
             claimed = self._claims.setdefault(place, digest)
             if claimed != digest:
@@ -181,23 +207,28 @@ class Pieces:
             if place in self._doubted:
                 self._doubted[place][node] = digest
                 continue
-            peer.held[place] = claimed
+            if not isinstance(peer.held, bytearray):
+                peer.held = bytearray(peer.held)
+            peer.held[place] = 1
+            peer.offers += 1
             if peer.near:
-                self._count(place, 1)
+                self._holders.add(place, 1)
                 heappush(peer.heap, self._key(place))
 
     def got(self, file: int, piece: int, node: NodeId | None = None, now: float = 0.0) -> None:
         """A piece is on the disk, from a member or (None) from elsewhere; who else is asked for it is so in vain."""
         place = self._shares.place(file, piece)
-        if not self._done[place]:
-            if not self._holders[place]:
-                self._bare[self._shares.block_of(place)] -= 1
-            self._done[place] = 1
+        if self._missing[place]:
+            self._holders.take_out([place])
             self._left -= 1
+            self._doubted.pop(place, None)
+            self._claims.pop(place, None)
+            for peer in self._peers.values():
+                peer.offers -= peer.held[place]
         if node is not None:
-            if (peer := self._peers.get(node)) is not None:
-                peer.brought_at = max(peer.brought_at, now)
-                peer.refused_since = None
+            if (bringer := self._peers.get(node)) is not None:
+                bringer.brought_at = max(bringer.brought_at, now)
+                bringer.refused_since = None
         elif self._asking_since is not None:
             gap = now - self._asking_since
             self._gaps.append(gap)
@@ -208,25 +239,23 @@ class Pieces:
                     peer.brought_at = max(peer.brought_at, now)
 
     def compare(self, file: int, piece: int, digest: str) -> tuple[NodeId, ...]:
-        """Which members have said that this piece is another one than the origin sent."""
+        """Which members have said that this missing piece is another one than the origin sent."""
         place = self._shares.place(file, piece)
-        said = {node: peer.held[place] for node, peer in self._peers.items() if place in peer.held}
-        return tuple(node for node, told in (said | self._doubted.get(place, {})).items() if told != digest)
+        told = dict(self._doubted.get(place, {}))
+        if (claimed := self._claims.get(place)) is not None:
+            told |= {node: claimed for node, peer in self._peers.items() if peer.held[place]}
+        return tuple(node for node, said in told.items() if said != digest)
 
     def lost(self, file: int, piece: int) -> None:
-        """A piece that was there is not: its bytes are wrong."""
+        """A piece that was there is not: its bytes are wrong, though its hash is what was told of it. So it is to come
+        from the origin."""
         place = self._shares.place(file, piece)
-        if self._done[place]:
-            self._done[place] = 0
+        if not self._missing[place]:
+            self._holders.put_back(place)
             self._left += 1
-            if not self._holders[place]:
-                self._bare[self._shares.block_of(place)] += 1
-            self._offer(place)
-
-    def distrust(self, file: int) -> None:
-        """Take this file from the origin only."""
-        for place in self._shares.places_of(file):
-            self._doubt(place)
+            for peer in self._peers.values():
+                peer.offers += peer.held[place]
+        self._doubt(place)
 
     def release(self, take: Take) -> None:
         """A transfer from a member is over, however it went."""
@@ -238,9 +267,8 @@ class Pieces:
     def lacks(self, take: Take) -> None:
         """The member says that it does not have that piece."""
         place = self._shares.place(take.file, take.piece)
-        peer = self._peers.get(take.node)
-        if peer is not None and peer.held.pop(place, None) is not None and peer.near:
-            self._count(place, -1)
+        if (peer := self._peers.get(take.node)) is not None:
+            self._disown(peer, place)
 
     def rest(self, node: NodeId, now: float) -> None:
         """The member has too much to do: it is asked again in a moment, and for a while not at all if that goes on."""
@@ -282,38 +310,40 @@ class Pieces:
     def next_take(self, now: float) -> Take | None:
         """A piece for a member: of those near the rarest first, then of those that are far and whole. Whoever is free
         and has nothing else is asked for what others have been asked for long."""
+        self._sweep()
         if self._busy >= MOST_OF_ALL:
             return None
         self._deal(now)
+        # Those that are equally busy in turn: else some would never be asked, and would pass for silent.
         free = sorted(
-            (peer for peer in self._peers.values() if peer.held and peer.is_free(now)), key=lambda peer: peer.busy
+            (peer for peer in self._peers.values() if peer.offers and peer.is_free(now)),
+            key=lambda peer: (peer.busy, peer.asked),
         )
         for peer in free:
             if peer.near and (place := self._pop(peer)) is not None:
                 return self._take(peer, place, now)
-        for peer in free:
-            if not peer.near and peer.member.whole:
-                place = next((place for place in self._list_own(now) if place in peer.held), None)
-                if place is not None:
+        far = [peer for peer in free if not peer.near and peer.member.whole]
+        if far and next(self._list_own(now), None) is not None:
+            for peer in far:
+                if (place := self._find_own(peer)) is not None:
                     return self._take(peer, place, now)
         for place, askers in self._asked.items():
-            if len(askers) > 1 or self._done[place] or now - min(askers.values()) < SECOND_ASK_SECONDS:
+            if len(askers) > 1 or not self._missing[place] or now - min(askers.values()) < SECOND_ASK_SECONDS:
                 continue
             for peer in free:
-                if place in peer.held and peer.member.node not in askers:
+                if peer.held[place] and peer.member.node not in askers:
                     return self._take(peer, place, now)
         return None
 
     def next_run(self, now: float) -> Run | None:
         """What to ask the origin for. It is held for this request until ``end_run``."""
         places = self._list_own(now, origin=True)
-        # A file that is read in order has one request, and the earlier ones are to end first.
-        start = next((place for place in places if not self._is_being_read(place)), None)
-        if start is None:
+        if (start := next(places, None)) is None:
             if not any(None in askers for askers in self._asked.values()):
                 self._asking_since = None
             return None
         file = self._shares.file_of(start)
+        self._runs[file] += 1
         first, count = self._shares.places_of(file).start, self._shares.counts[file]
         if self._shares.is_in_order(file):
             self._reserved.update(range(first, first + count))
@@ -330,7 +360,7 @@ class Pieces:
         """Whether the next piece of a run is still to be had from the origin; it is then asked for. ``underway``: the
         origin is likely to have sent it already."""
         place = self._shares.place(file, piece)
-        if self._done[place]:
+        if not self._missing[place]:
             return False
         if not self._shares.is_in_order(file) and (
             place in self._asked or not (underway or (not self._holders[place] and self._asks(place, now)))
@@ -343,13 +373,14 @@ class Pieces:
 
     def goes_on(self, file: int, piece: int) -> bool:
         """Whether anything from this piece on in a file that is read in order is not here, and held by nobody near."""
-        return any(self._bare[block] for block in self._shares.blocks_from(self._shares.place(file, piece)))
+        return self._holders.has_bare(self._shares.places_of(file)[piece:])
 
     def end_run(self, run: Run) -> None:
         """The request is over, however it went."""
         if self.is_done(run.file, run.stop - 1):
             # Twice as long once all lines have been through.
             self._longest = min(self._longest + (run.stop - run.start + MOST_LINES - 1) // MOST_LINES, MOST_RUN_PIECES)
+        self._runs[run.file] -= 1
         for place in self._shares.places_of(run.file)[run.start : run.stop]:
             self._reserved.discard(place)
             self._unask(place, None)
@@ -384,46 +415,53 @@ class Pieces:
         """Missing pieces that nobody is asked for and nobody near has, and that are ours to fetch; ``origin``: that
         nobody far is waited for either."""
         for place in sorted(self._doubted):
-            if self._is_open(place):
+            if self._is_open(place) and not (origin and self._is_being_read(place)):
                 yield place
         self._deal(now)
         if self._waits_for_near(now) or (origin and self._has_whole(now, near=False)):
             return
         for block in self._shares.list_own():
-            if not self._bare[block]:
+            places = self._shares.blocks[block]
+            if origin and self._is_being_read(places.start):
                 continue
-            for place in self._shares.blocks[block]:
-                if not self._holders[place] and self._is_open(place) and place not in self._doubted:
+            for place in self._holders.list_bare(places):
+                if self._is_open(place) and place not in self._doubted:
                     yield place
 
     def _is_open(self, place: int) -> bool:
-        return not self._done[place] and place not in self._asked and place not in self._reserved
+        return bool(self._missing[place]) and place not in self._asked and place not in self._reserved
 
     def _is_being_read(self, place: int) -> bool:
-        """Whether its file is read in order, and a request for it runs."""
+        """Whether its file is read in order, and a request for it runs, or an earlier one that is to end first."""
         file = self._shares.file_of(place)
-        return self._shares.is_in_order(file) and not self._reserved.isdisjoint(self._shares.places_of(file))
+        return self._shares.is_in_order(file) and self._runs[file] > 0
 
-    def _key(self, place: int) -> _Key:
+    def _find_own(self, peer: _Peer) -> int | None:
+        """A piece of our share for a member far away."""
+        for block in self._shares.list_own():
+            for place in self._holders.list_bare_of(peer.held, self._shares.blocks[block]):
+                if self._is_open(place):
+                    return place
+        return None
+
+    def _key(self, place: int) -> int:
         """Among those that are equally rare, our own share first: so that members that take from one whole one take
         different pieces, and then have them of one another."""
         block = self._shares.block_of(place)
         order = 0 if self._shares.are_ours else self._shares.mine[block]
-        return (self._holders[place], not self._shares.owns(block), order, place)
+        rarity = self._holders[place] << 1 | (not self._shares.owns(block))
+        return (rarity << WEIGHT_BITS | order) << _PLACE_BITS | place
 
     def _pop(self, peer: _Peer) -> int | None:
         """The rarest piece of this member that nobody is asked for. Keys in a heap may be old: each is looked at again
         before it is believed, but never so many that others wait for it."""
-        heap, looks = peer.heap, 0
-        if len(heap) > 2 * self._left + 64:
-            # Most of it is here by now.
-            heap[:] = [key for key in heap if not self._done[key[3]]]
-            heapify(heap)
-        while heap:
+        heap, looks, passed = peer.heap, 0, 0
+        while heap and passed < MOST_PASSED:
             old = heap[0]
-            place = old[3]
-            if self._done[place] or place in self._asked or place not in peer.held:
+            place = old & _PLACE
+            if not self._is_offered(peer, place):
                 heappop(heap)
+                passed += 1
                 continue
             looks += 1
             if looks <= MOST_LOOKS and (key := self._key(place)) > old:
@@ -431,11 +469,19 @@ class Pieces:
                 continue
             heappop(heap)
             return place
-        return None
+        if not heap:
+            return None
+        # The next call goes on from there; until then any piece will do.
+        return next((place for place in self._holders.list_missing_of(peer.held) if place not in self._asked), None)
+
+    def _is_offered(self, peer: _Peer, place: int) -> bool:
+        return bool(self._missing[place] and peer.held[place]) and place not in self._asked
 
     def _take(self, peer: _Peer, place: int, now: float) -> Take:
         file = self._shares.file_of(place)
         self._asked.setdefault(place, {})[peer.member.node] = now
+        self._turns += 1
+        peer.asked = self._turns
         peer.busy += 1
         self._busy += 1
         return Take(
@@ -443,7 +489,7 @@ class Pieces:
             seed=peer.member.seed or "",
             file=file,
             piece=place - self._shares.places_of(file).start,
-            expected=peer.held[place],
+            expected=self._claims[place],
         )
 
     def _unask(self, place: int, node: NodeId | None) -> None:
@@ -455,37 +501,55 @@ class Pieces:
 
     def _offer(self, place: int) -> None:
         """It can be asked for again."""
-        if not self._done[place]:
+        if self._missing[place]:
             for peer in self._peers.values():
-                if peer.near and place in peer.held:
+                if peer.near and peer.held[place]:
                     heappush(peer.heap, self._key(place))
-
-    def _count(self, place: int, more: int) -> None:
-        """So many more of those near hold it."""
-        before = self._holders[place]
-        self._holders[place] = before + more
-        if not self._done[place] and bool(before) != bool(before + more):
-            self._bare[self._shares.block_of(place)] += 1 if before else -1
 
     def _doubt(self, place: int) -> None:
         """Nobody's word is taken for it any more: it is had from the origin."""
         suspects = self._doubted.setdefault(place, {})
         for node, peer in self._peers.items():
-            if (digest := peer.held.pop(place, None)) is not None:
-                suspects[node] = digest
-                if peer.near:
-                    self._count(place, -1)
+            if self._disown(peer, place) and (claimed := self._claims.get(place)) is not None:
+                suspects[node] = claimed
 
-    def _forget(self, peer: _Peer) -> None:
-        """What it has is unknown."""
+    def _disown(self, peer: _Peer, place: int) -> bool:
+        """It does not have this one; whether it was said to."""
+        if not isinstance(peer.held, bytearray) or not peer.held[place]:
+            return False
+        peer.held[place] = 0
+        peer.offers -= self._missing[place]
         if peer.near:
-            for place in peer.held:
-                self._count(place, -1)
-        peer.held.clear()
-        peer.heap.clear()
+            self._holders.add(place, -1)
+        return True
+
+    def _forget(self, *peers: _Peer) -> None:
+        """What they have is unknown."""
+        gone = set(peers)
+        self._holders.drop(
+            [peer.held for peer in peers if peer.near and peer.held is not self._nothing],
+            [
+                peer.held
+                for peer in self._peers.values()
+                if peer.near and peer.held is not self._nothing and peer not in gone
+            ],
+        )
+        for peer in peers:
+            peer.held, peer.offers = self._nothing, 0
+            self._litter.append(peer.heap)
+            peer.heap = []
+
+    def _sweep(self) -> None:
+        """Free a little of what nobody needs."""
+        if self._litter:
+            del self._litter[-1][-MOST_SWEPT:]
+            if not self._litter[-1]:
+                self._litter.pop()
+
+    def _draw(self, node: NodeId) -> int:
+        """Whose turn it is of those that were never asked: on each node another one's, for they all begin at once."""
+        return -zlib.crc32(f"{self._me}\n{node}".encode()) - 1
 
     def _is_full(self, peer: _Peer) -> bool:
         """Whether it is whole, and has told of all that is missing: then it has nothing more to bring by itself."""
-        return peer.member.whole and all(
-            self._done[place] or place in peer.held or place in self._doubted for place in range(self._shares.total)
-        )
+        return peer.member.whole and peer.offers + len(self._doubted) == self._left

@@ -10,12 +10,16 @@ import hashlib
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from operator import ge
 
 from llmgw.core.node import NodeId
 
-# Parts are blocks of neighbouring pieces, so that one request brings several: so many in a file, of at most so many.
+# Parts are blocks of neighbouring pieces, so that one request brings several: so many in a file, of at most so many,
+# and longer ones where all files have many together: each is weighed for each node.
 BLOCKS = 256
 MOST_BLOCK_PIECES = 16
+MOST_BLOCKS = 1024
+WEIGHT_BITS = 32
 
 
 class Shares:
@@ -32,13 +36,14 @@ class Shares:
         self.blocks: list[range] = []
         self._block_of = array("L")
         self.total = 0
+        least = -(-sum(self.counts) // MOST_BLOCKS)
         for count in self.counts:
             self._first.append(self.total)
             self._file_block.append(len(self.blocks))
-            step = min(max(count // BLOCKS, 1), MOST_BLOCK_PIECES)
+            step = max(min(count // BLOCKS, MOST_BLOCK_PIECES), least, 1)
             for start in range(self.total, self.total + count, step):
                 stop = min(start + step, self.total + count)
-                self._block_of.extend([len(self.blocks)] * (stop - start))
+                self._block_of.extend(array("L", [len(self.blocks)]) * (stop - start))
                 self.blocks.append(range(start, stop))
             self.total += count
         self._weights: dict[NodeId, array[int]] = {}
@@ -46,7 +51,9 @@ class Shares:
         self._ordered: set[int] = set()
         self._owners: tuple[NodeId, ...] = ()
         self._rivals: tuple[NodeId, ...] = ()
-        self._owned: dict[int, bool] = {}
+        # A byte for each block: whether it is ours among the owners, and whether it would be among all rivals.
+        self._owned: bytearray | None = None
+        self._ours = bytearray()
         self._own_blocks: list[int] | None = None
 
     def place(self, file: int, piece: int) -> int:
@@ -93,10 +100,7 @@ class Shares:
         return not self._owners
 
     def owns(self, block: int) -> bool:
-        known = self._owned.get(block)
-        if known is None:
-            known = self._owned[block] = self._is_highest(self._part_of(block), self._owners)
-        return known
+        return bool((self._owned or self._compare())[block])
 
     def list_own(self) -> list[int]:
         """Our blocks, in the order in which to ask for them.
@@ -106,31 +110,41 @@ class Shares:
         anyway comes first, and the rest at each in an order of its own.
         """
         if self._own_blocks is None:
-            owned = [block for block in range(len(self.blocks)) if self.owns(block)]
+            owned = [block for block, is_owned in enumerate(self._owned or self._compare()) if is_owned]
             if self._rivals and self.blocks:
                 begin = bisect_left(owned, self.mine[0] % len(self.blocks))
                 owned = owned[begin:] + owned[:begin]
             if self._owners != self._rivals:
-                ours = [block for block in owned if self._is_highest(self._part_of(block), self._rivals)]
+                ours = [block for block in owned if self._ours[block]]
                 adopted = set(owned).difference(ours)
                 owned = ours + sorted(adopted, key=self.mine.__getitem__, reverse=True)
             self._own_blocks = owned
         return self._own_blocks
 
-    def _is_highest(self, part: int, others: tuple[NodeId, ...]) -> bool:
-        mine = (self.mine[part], self._me)
-        return all((self._weights[node][part], node) < mine for node in others)
+    def _compare(self) -> bytearray:
+        """Which blocks are ours. Where two draw the same, both have it: better twice than never."""
+        highest = self._highest([], self._owners)
+        owned = self._owned = self._choose(highest)
+        fallen = tuple(node for node in self._rivals if node not in self._owners)
+        self._ours = self._choose(self._highest([highest], fallen)) if fallen else owned
+        return owned
 
-    def _part_of(self, block: int) -> int:
-        """The block that decides whose this one is."""
-        if self._ordered and (file := self.file_of(self.blocks[block].start)) in self._ordered:
-            return self._file_block[file]
-        return block
+    def _highest(self, known: list[Sequence[int]], nodes: tuple[NodeId, ...]) -> Sequence[int]:
+        """The highest that any of these draws, for each block; ``known`` are others' already."""
+        drawn = [*known, *(self._weights[node] for node in nodes)]
+        return list(map(max, *drawn)) if len(drawn) > 1 else drawn[0] if drawn else bytes(len(self.blocks))
+
+    def _choose(self, highest: Sequence[int]) -> bytearray:
+        chosen = bytearray(map(ge, self.mine, highest))
+        for file in self._ordered:
+            blocks = self.blocks_from(self._first[file])
+            chosen[blocks.start : blocks.stop] = bytes([chosen[blocks.start]]) * len(blocks)
+        return chosen
 
     def _weigh(self, node: NodeId) -> array[int]:
-        drawn = hashlib.shake_256(f"{self._salt}\n{node}".encode()).digest(8 * len(self.blocks))
-        return array("Q", drawn)
+        drawn = hashlib.shake_256(f"{self._salt}\n{node}".encode()).digest(WEIGHT_BITS // 8 * len(self.blocks))
+        return array("I", drawn)
 
     def _deal(self) -> None:
-        self._owned.clear()
+        self._owned = None
         self._own_blocks = None

@@ -7,6 +7,7 @@ under the commit that it was, so that what is still wanted follows from the cata
 from __future__ import annotations
 
 import hashlib
+import ipaddress
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from enum import StrEnum
 
 from llmgw.core.model import Model
 from llmgw.core.node import NodeId
+from llmgw.units import printable
 
 HUB_PREFIX = "hf:"
 # Pieces are what is resumed, checked and taken from other nodes, each by itself: few enough to be listed, and small
@@ -28,10 +30,17 @@ RELAY = "relay"
 RELAY_FROM = "x-llmgw-from"
 RELAY_NODE = "x-llmgw-node"
 
+# What says that it is cut into more files than that is no model: a name must not cost more than it is long.
+MOST_PARTS = 1000
+
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _REVISION = re.compile(r"[A-Za-z0-9][\w./-]{0,199}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+_LABEL = re.compile(r"[\w-]{1,63}")
+_FOUR_NUMBERS = re.compile(r"\d+(\.\d+){3}", re.ASCII)
+_HOST_CHARS = 253
+_MOST_PORT = 65535
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[A-Za-z0-9]+)")
 
 
@@ -74,7 +83,9 @@ class Source:
     @property
     def name(self) -> str:
         """The last part of it, for a person who knows which one is meant."""
-        last = self.text.partition("?")[0].rstrip("/").rpartition("/")[2]
+        # (in a pattern of the hub's a ? stands for any sign)
+        place = _split_url(self.text)[1] if self.origin is Origin.URL else self.text
+        last = place.rstrip("/").rpartition("/")[2]
         return last.rpartition("@")[0] or last if self.origin is Origin.HUB else last
 
 
@@ -86,6 +97,8 @@ def parse_source(text: str) -> Source:
         return _parse_hub(text)
     if text.startswith(("https://", "http://")):
         return _parse_url(text)
+    if unseen := _tell_unseen(text):
+        return _unknown(text, unseen)
     if scheme := _SCHEME.match(text):
         return _unknown(text, f"{scheme[0]} is no scheme that is fetched: write hf:org/repo/file, https://… or a path")
     if _REPOSITORY.fullmatch(text):
@@ -94,6 +107,8 @@ def parse_source(text: str) -> Source:
 
 
 def _parse_hub(text: str) -> Source:
+    if unseen := _tell_unseen(text):
+        return _unknown(text, unseen)
     rest, at, revision = text[len(HUB_PREFIX) :].partition("@")
     parts = rest.split("/")
     repo, file = "/".join(parts[:2]), "/".join(parts[2:])
@@ -101,26 +116,74 @@ def _parse_hub(text: str) -> Source:
         return _unknown(text, "write hf:org/repo/file, or hf:org/repo/*.gguf for several files")
     if not file:
         return _unknown(text, f"names no file of {repo}: write hf:{repo}/FILE, or {repo} alone for the engine to fetch")
-    if any(part in ("", ".", "..") for part in parts) or "\\" in file or not file.isprintable():
-        return _unknown(text, f"{file!r} is no file of a repository: no part of it may be empty, . or ..")
+    if "\\" in file:
+        return _unknown(text, f"{file} is no file of a repository: its parts are divided by /")
+    if any(part in ("", ".", "..") for part in parts):
+        return _unknown(text, f"{file} is no file of a repository: no part of it may be empty, . or ..")
     if at and not _REVISION.fullmatch(revision):
         return _unknown(text, f"{revision!r} is no revision: write a branch, a tag or a commit behind the @")
     return Source(text=text, origin=Origin.HUB, repo=repo, file=file, revision=revision or None)
 
 
 def _parse_url(text: str) -> Source:
-    place = text.partition("://")[2].partition("?")[0].partition("#")[0]
+    scheme, place = _split_url(text)
     host, _, path = place.partition("/")
     if "@" in host:
         # It would stand in every list, log and report.
-        return _unknown(text.partition("://")[0] + "://…", "holds a name or password: give the file away without one")
-    if not host or not path.rpartition("/")[2] or not text.isprintable() or " " in text:
+        return _unknown(f"{scheme}://…", "holds a name or password: give the file away without one")
+    if unseen := _tell_unseen(text):
+        return _unknown(text, unseen)
+    if not host or not path.rpartition("/")[2] or " " in text:
         return _unknown(text, "is no address of a file: write https://host/path/file")
+    if why := _tell_wrong_host(host):
+        return _unknown(text, why)
     return Source(text=text, origin=Origin.URL)
 
 
+def _split_url(text: str) -> tuple[str, str]:
+    """The scheme of an address, and its host and path."""
+    scheme, _, rest = text.partition("://")
+    return scheme, rest.partition("#")[0].partition("?")[0]
+
+
+def _tell_wrong_host(address: str) -> str | None:
+    """Why nothing can be reached at this host and port; None when nothing speaks against it."""
+    # (the colons of an IPv6 address stand in brackets)
+    inner, bracket, rest = address.rpartition("]")
+    name, colon, port = rest.partition(":")
+    if not _is_host(inner + bracket + name):
+        return f"{address} is no host: write https://host/path/file"
+    digits = port.isascii() and port.isdigit() and len(port) <= len(str(_MOST_PORT))
+    if colon and not (digits and 1 <= int(port) <= _MOST_PORT):
+        return f"{port or 'nothing'} is no port: write a number from 1 to {_MOST_PORT} behind the colon, or no colon"
+    return None
+
+
+def _is_host(host: str) -> bool:
+    if host.startswith("["):
+        return _is_ip(host[1:-1], ipaddress.IPv6Address)
+    if _FOUR_NUMBERS.fullmatch(host):
+        return _is_ip(host, ipaddress.IPv4Address)
+    return len(host) <= _HOST_CHARS and all(map(_LABEL.fullmatch, host.removesuffix(".").split(".")))
+
+
+def _is_ip(text: str, kind: type[ipaddress.IPv4Address | ipaddress.IPv6Address]) -> bool:
+    try:
+        kind(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _tell_unseen(text: str) -> str | None:
+    """That a source holds what nobody sees: a line's end, a control character, a space of another kind."""
+    unseen = next((mark for mark in text if not mark.isprintable()), None)
+    return None if unseen is None else f"holds {printable(unseen)}, which nobody can see: write it without"
+
+
 def _unknown(text: str, why: str) -> Source:
-    return Source(text=text, origin=Origin.UNKNOWN, why=why)
+    # What can't be seen would stand in a line of a log or on a terminal, and act there.
+    return Source(text=printable(text), origin=Origin.UNKNOWN, why=why)
 
 
 def list_sources(model: Model) -> tuple[str, ...]:
@@ -145,12 +208,20 @@ def key_of(source: str) -> str:
 
 
 def list_parts(file: str) -> tuple[str, ...]:
-    """All parts of a file that is one of several (``x-00001-of-00003.gguf``), the first one first; else only itself."""
+    """All parts of a file that is one of several (``x-00001-of-00003.gguf``), the first one first; else, and of
+    more than MOST_PARTS, only itself."""
     found = _PART.fullmatch(file)
-    if found is None or int(found["count"]) < 1:
+    if found is None or not 1 <= int(found["count"]) <= MOST_PARTS:
         return (file,)
     count = int(found["count"])
     return tuple(f"{found['stem']}-{number:05}-of-{count:05}{found['suffix']}" for number in range(1, count + 1))
+
+
+def tell_too_many_parts(file: str) -> str | None:
+    """Why the parts of a file are not looked for, as words that follow its name; None where they are."""
+    found = _PART.fullmatch(file)
+    count = int(found["count"]) if found is not None else 0
+    return f"says that it is one of {count} parts: more than {MOST_PARTS} are no model" if count > MOST_PARTS else None
 
 
 def piece_bytes_of(size_bytes: int) -> int:
@@ -231,7 +302,9 @@ class Fetch:
     where nobody can say. ``stalled_seconds``: for so long nothing has come, None while something does.
 
     ``origin_bytes`` and ``peer_bytes`` are what this fetch has taken from where, also what was thrown away.
-    ``cause`` and ``remedy`` are those of a failure. ``pull``: the number of the operator's order that it carries out.
+    ``cause`` and ``remedy`` are those of a failure. While it is RESOLVING or FETCHING they say why nothing comes at
+    this moment, and what is done about it, and are None again when something does. ``pull``: the number of the
+    operator's order that it carries out.
     """
 
     source: str

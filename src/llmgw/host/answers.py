@@ -16,8 +16,11 @@ MOST_SKIPPED_BYTES = 256 * 1024
 # What a hub says of a file before it leads to the storage where it lies.
 SAID = ("x-linked-etag", "x-linked-size", "x-repo-commit")
 
-_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
-_UNSATISFIED = re.compile(r"bytes \*/(\d+)")
+BETWEEN = "see whether a proxy or a cache in between changes what comes"
+# As many digits as the length of a file has at most: 18 are less than 2**63.
+_COUNT = re.compile(r"[0-9]{1,18}")
+_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
+_UNSATISFIED = re.compile(r"bytes \*/([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,15 +52,19 @@ class Answer:
 
     @property
     def length(self) -> int | None:
-        told = self.response.headers.get("content-length", "")
-        return int(told) if told.isdecimal() else None
+        return read_count(self.response.headers.get("content-length"))
+
+
+def read_count(told: str | None) -> int | None:
+    """A number of bytes as a header tells it; None: it tells none that can be."""
+    return int(told) if told is not None and _COUNT.fullmatch(told) else None
 
 
 def size_of(answer: Answer) -> int | None:
     """How long the file is that an answer brings some of; None: it does not say."""
     headers = answer.response.headers
-    if (linked := answer.said.get("x-linked-size", "")).isdecimal():
-        return int(linked)
+    if (linked := read_count(answer.said.get("x-linked-size"))) is not None:
+        return linked
     if answer.response.status_code == 200:
         return answer.length if headers.get("content-encoding", "identity") == "identity" else None
     found = _RANGE.fullmatch(headers.get("content-range", ""))
@@ -78,24 +85,23 @@ def check_answer(answer: Answer, target: Target, start: int, stop: int) -> int:
     if response.status_code == 206:
         found = _RANGE.fullmatch(told)
         if found is None or int(found[1]) != start or int(found[2]) >= stop:
-            raise Broken(f"{host} answers with other bytes of {target.name} than we asked for")
-        _check_size(found[3], target)
+            raise Broken(f"{host} answers with other bytes of {target.name} than we asked for", remedy=BETWEEN)
+        _check_size(read_count(found[3]), target)
         return 0
     if response.status_code == 416:
         unsatisfied = _UNSATISFIED.fullmatch(told)
-        _check_size(unsatisfied[1] if unsatisfied is not None else "*", target)
+        _check_size(int(unsatisfied[1]) if unsatisfied is not None else None, target)
         if start == 0 and stop == target.size_bytes:
-            raise Broken(f"{host} refuses a range that nobody asked for")
+            raise Broken(f"{host} refuses a range that nobody asked for", remedy=BETWEEN)
         raise NoRanges
-    if answer.length is not None:
-        _check_size(str(answer.length), target)
+    _check_size(answer.length, target)
     if start > MOST_SKIPPED_BYTES:
         raise NoRanges
     return start
 
 
-def _check_size(told: str, target: Target) -> None:
-    if told not in ("*", str(target.size_bytes)):
+def _check_size(told: int | None, target: Target) -> None:
+    if told not in (None, target.size_bytes):
         raise name_change(target.name, f"it has {told} bytes, not {target.size_bytes}")
 
 
@@ -106,8 +112,7 @@ def _check_same(answer: Answer, target: Target) -> None:
         raise name_change(target.name, "the server has another file by now")
     if target.commit is not None and said.get("x-repo-commit", target.commit) != target.commit:
         raise name_change(target.name, f"the hub answers from {said['x-repo-commit'][:12]}, not {target.commit[:12]}")
-    if (linked := said.get("x-linked-size", "")).isdecimal():
-        _check_size(linked, target)
+    _check_size(read_count(said.get("x-linked-size")), target)
     sha256 = read_sha256(said.get("x-linked-etag"))
     if None not in (sha256, target.sha256) and sha256 != target.sha256:
         raise name_change(target.name, "the hub has another SHA-256 for it by now")

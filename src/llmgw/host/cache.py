@@ -6,8 +6,11 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
 from pathlib import Path
+from typing import TypeAlias
+
+import trio
 
 from llmgw.core.weights import Listing, Manifest, key_of
 from llmgw.host.beneath import Folder, open_folder
@@ -18,20 +21,28 @@ from llmgw.host.clearing import (
     list_leftovers,
     read_source,
     remove_commit,
+    remove_empty,
     remove_leftover,
+    tidy_key,
     use_commit,
 )
 from llmgw.host.disk_faults import NoRoom, explain, explain_lock
+from llmgw.host.disks import is_shared
 from llmgw.host.entry_file import find_entry_file, find_entry_folder
-from llmgw.host.file_names import MANIFEST_NAME, SOURCE_NAME, is_commit, is_key
-from llmgw.host.key_lock import take_lock
-from llmgw.host.manifest_file import find_fault, mode_of, read_manifest
-from llmgw.host.mounts import Mount, find_mount
-from llmgw.host.part_folder import clear_others
-from llmgw.host.partial import Partial, never, open_partial
+from llmgw.host.file_names import MANIFEST_NAME, RENEWED_NAME, SOURCE_NAME, is_commit, is_key
+from llmgw.host.key_lock import is_held_by, take_lock
+from llmgw.host.manifest_file import find_fault, mode_of, read_manifest, renew_manifest
+from llmgw.host.part_folder import clear_others, come_after
+from llmgw.host.partial import Partial, never, open_partial, tell_nobody
 from llmgw.host.reserve import Reservations
 
 log = logging.getLogger(__name__)
+
+LET_GO_SECONDS = 5.0
+
+# When and where a file was written.
+_Stamp: TypeAlias = tuple[int, ...] | None
+_Noted: TypeAlias = tuple[tuple[_Stamp, ...], Manifest]
 
 
 class Cache:
@@ -43,23 +54,24 @@ class Cache:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._reservations = Reservations()
-        # A manifest is long, and does not change: what was read of it by when and where it was written.
-        self._known: dict[tuple[str, str], tuple[tuple[int, ...], Manifest]] = {}
+        # A manifest is long, and does not change: what was read of it, by key and commit, for as long as it is here.
+        self._known: dict[str, dict[str, _Noted]] = {}
         self._told: set[tuple[str, str, str]] = set()
 
     def find(self, source: str) -> Manifest | None:
         """The newest commit of a source that is whole by its files' sizes; None when there is none."""
-        found: Iterable[Manifest] = ()
-        with self._telling(), open_folder(self.folder) as cache:
-            found = self._list_commits(cache, key_of(source))
-        return max(found, key=lambda each: (each.fetched_at, each.commit), default=None)
+        return max(self._list_of(source), key=_rank, default=None)
 
     def list(self) -> tuple[Manifest, ...]:
         """All commits of all sources that are whole."""
         found: list[Manifest] = []
+        keys: list[str] = []
         with self._telling(), open_folder(self.folder) as cache:
-            for name in filter(is_key, cache.names()):
+            keys = list(filter(is_key, cache.names()))
+            for name in keys:
                 found += self._list_commits(cache, name)
+        self._known = {name: known for name, known in self._known.items() if name in keys}
+        self._told = {each for each in self._told if each[0] in ("", *keys)}
         return tuple(found)
 
     def path_of(self, manifest: Manifest, *, as_file: bool) -> Path:
@@ -79,26 +91,48 @@ class Cache:
         try:
             yield
         finally:
-            os.close(lock)
+            try:
+                with trio.move_on_after(LET_GO_SECONDS, shield=True):
+                    await trio.to_thread.run_sync(self._leave, source, lock)
+            finally:
+                os.close(lock)
 
-    def open_partial(self, listing: Listing, stop: Callable[[], bool] = never) -> Partial:
+    def renew(self, source: str, commit: str, now: float) -> Manifest | None:
+        """A commit that is here and whole, as the newest of its source from ``now`` on: what was taken back at its
+        origin is the newest no more, though it was fetched later. None when it is not here. Whoever calls this holds
+        the source's lock. Raises FetchFailed when the folder can't be used."""
+        found = sorted(self._list_of(source), key=_rank)
+        manifest = next((each for each in found if each.commit == commit), None)
+        if manifest is None or manifest is found[-1]:
+            return manifest
+        try:
+            with open_folder(self.folder) as cache, cache.enter(key_of(source)) as key, key.enter(commit) as folder:
+                return renew_manifest(folder, manifest, come_after(key, commit, now))
+        except OSError as error:
+            raise explain(error, self.folder) from error
+
+    def open_partial(
+        self, listing: Listing, stop: Callable[[], bool] = never, tell: Callable[[int], None] = tell_nobody
+    ) -> Partial:
         """What is here of this commit, and room for the rest. Whoever calls this holds the source's lock.
 
         Raises FetchFailed when there is no room, or the folder can't be used; Stopped when ``stop`` says so, while what
-        is here is compared with what was noted of it.
+        is here is compared with what was noted of it: so many bytes of it so far, as ``tell`` is told.
         """
+        alone = not is_shared(self.folder)
         try:
             with self._open_key(listing.source) as key:
                 if read_source(key) != listing.source:
                     key.write(SOURCE_NAME, f"{listing.source}\n".encode(), mode=mode_of(listing.source))
                     key.sync()
                 try:
-                    return open_partial(key, listing, self._reservations, stop)
+                    return open_partial(key, listing, self._reservations, stop, alone=alone, tell=tell)
                 except NoRoom:
-                    # Of a commit that was on its way before this one, nobody will want the rest.
-                    if not clear_others(key, listing.commit):
-                        raise
-                return open_partial(key, listing, self._reservations, stop)
+                    # Of a commit that was on its way before this one, nobody will want the rest; and fetches that were
+                    # killed have taken room that they do not need.
+                    clear_others(key, listing.commit)
+                    self.tidy()
+                return open_partial(key, listing, self._reservations, stop, alone=alone, tell=tell)
         except OSError as error:
             raise explain(error, self.folder) from error
 
@@ -115,7 +149,9 @@ class Cache:
     def remove(self, source: str, commit: str) -> int:
         """Remove a commit, and return the bytes freed: 0 when it is not here. Raises NotRemoved, which says why."""
         with self._clearing() as cache:
-            return remove_commit(cache, source, commit) if cache is not None else 0
+            freed = remove_commit(cache, source, commit) if cache is not None else 0
+        self.tidy()
+        return freed
 
     def list_partials(self) -> tuple[Leftover, ...]:
         """What is on its way, or never came whole."""
@@ -131,38 +167,40 @@ class Cache:
         with self._clearing() as cache:
             return remove_leftover(cache, leftover) if cache is not None else 0
 
-    def mount(self) -> Mount | None:
-        """The filesystem that it is on, or will be; None where nobody can say."""
-        return find_mount(self.folder)
+    def tidy(self) -> None:
+        """Clear away what programs that were killed have left and nobody goes on with: folders that nothing is in, and
+        room that was taken for what never came."""
+        alone = not is_shared(self.folder)
+        with self._telling(), open_folder(self.folder) as cache:
+            for name in filter(is_key, cache.names()):
+                with self._telling(name), cache.enter(name) as key:
+                    tidy_key(cache, key, alone=alone)
 
     def _open_key(self, source: str) -> Folder:
         with open_folder(self.folder, make=True) as cache:
             return cache.enter(key_of(source), make=True)
 
+    def _leave(self, source: str, lock: int) -> None:
+        """Where a fetch has brought nothing, nothing of it stays. (What can't be looked at stays.)"""
+        with suppress(OSError), open_folder(self.folder) as cache, cache.enter(key_of(source)) as key:
+            if is_held_by(key, lock):
+                remove_empty(cache, key)
+
+    def _list_of(self, source: str) -> tuple[Manifest, ...]:
+        found: list[Manifest] = []
+        with self._telling(), open_folder(self.folder) as cache:
+            found += self._list_commits(cache, key_of(source))
+        return tuple(found)
+
     def _list_commits(self, cache: Folder, name: str) -> Iterable[Manifest]:
-        found = []
+        before, found = self._known.pop(name, {}), {}
         with self._telling(name), cache.enter(name) as key:
             for commit in filter(is_commit, key.names()):
                 with self._telling(name, commit):
-                    if (manifest := self._look_at(key, commit)) is not None:
-                        found.append(manifest)
-        return found
-
-    def _look_at(self, key: Folder, commit: str) -> Manifest | None:
-        if not key.has_folder(commit):
-            return None
-        with key.enter(commit) as folder:
-            if (noted := folder.status(MANIFEST_NAME)) is None:
-                raise ValueError("it holds no manifest")
-            stamp = (noted.st_dev, noted.st_ino, noted.st_size, noted.st_mtime_ns, noted.st_ctime_ns)
-            known = self._known.get((key.path.name, commit))
-            manifest = known[1] if known is not None and known[0] == stamp else read_manifest(folder)
-            if (key_of(manifest.source), manifest.commit) != (key.path.name, commit):
-                raise ValueError("its manifest is of something else")
-            self._known[key.path.name, commit] = stamp, manifest
-            if (fault := find_fault(folder, manifest)) is not None:
-                raise ValueError(fault)
-        return manifest
+                    if (noted := _look_at(key, commit, before.get(commit))) is not None:
+                        found[commit] = noted
+            self._known[name] = found
+        return [manifest for _, manifest in found.values()]
 
     @contextmanager
     def _telling(self, key: str = "", commit: str = "") -> Iterator[None]:
@@ -191,6 +229,33 @@ class Cache:
                 yield cache
             except OSError as error:
                 raise _unremovable(error) from error
+
+
+def _rank(manifest: Manifest) -> tuple[float, str]:
+    """The newest last."""
+    return manifest.fetched_at, manifest.commit
+
+
+def _look_at(key: Folder, commit: str, known: _Noted | None) -> _Noted | None:
+    """What a commit is by its manifest; None when it is none. Raises OSError, and ValueError when it is not whole."""
+    if not key.has_folder(commit):
+        return None
+    with key.enter(commit) as folder:
+        if (noted := folder.status(MANIFEST_NAME)) is None:
+            raise ValueError("it holds no manifest")
+        stamps = _stamp(noted), _stamp(folder.status(RENEWED_NAME))
+        manifest = known[1] if known is not None and known[0] == stamps else read_manifest(folder)
+        if (key_of(manifest.source), manifest.commit) != (key.path.name, commit):
+            raise ValueError("its manifest is of something else")
+        if (fault := find_fault(folder, manifest)) is not None:
+            raise ValueError(fault)
+    return stamps, manifest
+
+
+def _stamp(found: os.stat_result | None) -> _Stamp:
+    if found is None:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _unremovable(error: OSError) -> NotRemoved:

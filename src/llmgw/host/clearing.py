@@ -15,7 +15,7 @@ from llmgw.host.beneath import Folder, count_bytes
 from llmgw.host.file_names import MANIFEST_NAME, PIECES_NAME, SOURCE_NAME, is_commit, is_key
 from llmgw.host.key_lock import LOCK_NAME, try_lock
 from llmgw.host.manifest_file import list_foreign, read_manifest
-from llmgw.host.part_folder import GONE_SUFFIX, PART_SUFFIX
+from llmgw.host.part_folder import GONE_SUFFIX, PART_SUFFIX, give_room_back
 from llmgw.units import printable
 
 _MOST_SOURCE_BYTES = 64 * 1024
@@ -26,8 +26,7 @@ class NotRemoved(LlmgwError):  # noqa: N818 - named by what happens next, like a
 
 
 class Use:
-    """While it is open, no program that shares the folder removes a commit. Its descriptor may be handed on: the commit
-    is in use as long as anybody has it open."""
+    """While it is open, no program that shares the folder removes a commit."""
 
     __slots__ = ("file",)
 
@@ -93,7 +92,7 @@ def remove_commit(cache: Folder, source: str, commit: str) -> int:
                 key.rename(commit, commit + GONE_SUFFIX)
                 key.sync()
                 freed = key.remove(commit + GONE_SUFFIX)
-        _remove_empty(cache, key, name)
+        remove_empty(cache, key)
         return freed
 
 
@@ -112,8 +111,32 @@ def remove_leftover(cache: Folder, leftover: Leftover) -> int:
     with cache.enter(leftover.key) as key, _hold(key):
         names = [leftover.commit + suffix for suffix in (PART_SUFFIX, GONE_SUFFIX)]
         freed = sum(key.remove(name) for name in names if key.has_folder(name))
-        _remove_empty(cache, key, leftover.key)
+        remove_empty(cache, key)
         return freed
+
+
+def remove_empty(cache: Folder, key: Folder) -> None:
+    """Remove the folder of a source once nothing was fetched into it, or is there any more, by who holds its lock. That
+    goes last: who waits for it sees by that that it is no lock any more. Raises OSError."""
+    if _is_empty(key):
+        key.unlink(SOURCE_NAME)
+        key.unlink(LOCK_NAME)
+        with suppress(OSError):
+            # (somebody may have begun to fetch it again)
+            os.rmdir(key.path.name, dir_fd=cache.file)
+
+
+def tidy_key(cache: Folder, key: Folder, *, alone: bool) -> None:
+    """Clear away what fetches that were killed have left of one source, where nobody fetches it: a folder that nothing
+    is in, and (``alone``: no other machine writes to that disk) room for what never came. Raises OSError."""
+    parts = [name for name in key.names() if name.endswith(PART_SUFFIX) and _is_leftover(key, name)] if alone else []
+    if not parts and not _is_empty(key):
+        return
+    with suppress(NotRemoved), _hold(key):
+        remove_empty(cache, key)
+        for name in parts:
+            with key.enter(name) as part:
+                give_room_back(part)
 
 
 def read_source(key: Folder) -> str | None:
@@ -123,6 +146,10 @@ def read_source(key: Folder) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return text if key_of(text) == key.path.name else None
+
+
+def _is_empty(key: Folder) -> bool:
+    return set(key.names()) <= {SOURCE_NAME, LOCK_NAME}
 
 
 def _is_leftover(key: Folder, name: str) -> bool:
@@ -172,13 +199,3 @@ def _hold_alone(folder: Folder) -> Iterator[None]:
         raise NotRemoved("it is in use") from error
     finally:
         os.close(file)
-
-
-def _remove_empty(cache: Folder, key: Folder, name: str) -> None:
-    """The lock goes last: who waits for it sees by that that it is no lock any more."""
-    if set(key.names()) <= {SOURCE_NAME, LOCK_NAME}:
-        key.unlink(SOURCE_NAME)
-        key.unlink(LOCK_NAME)
-        with suppress(OSError):
-            # (somebody may have begun to fetch it again)
-            os.rmdir(name, dir_fd=cache.file)

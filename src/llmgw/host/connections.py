@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ssl
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +18,15 @@ import trio
 from llmgw.errors import ConfigError, Problem
 
 READ_BYTES = 512 * 1024
+# What a stream of ours says when it is asked so: the address that it was connected to.
+PEER = "llmgw.peer"
 MAX_CONNECTIONS = 32
 KEPT_CONNECTIONS = 8
 KEPT_SECONDS = 30.0
 CLOSE_SECONDS = 1.0
+
+# Raises where nobody may be connected to this address, which a host has now: host, address.
+Check = Callable[[str, str], None]
 
 
 def make_tls(ca_file: str | None) -> ssl.SSLContext:
@@ -38,14 +43,15 @@ def make_tls(ca_file: str | None) -> ssl.SSLContext:
         raise ConfigError([Problem(key="SSL_CERT_FILE", message=f"{ca_file} can't be read: {error}")]) from None
 
 
-def open_pool(tls: ssl.SSLContext, proxy: str | None) -> httpcore.AsyncConnectionPool:
-    """Connections that are kept for a while, all by ``proxy`` or all straight."""
+def open_pool(tls: ssl.SSLContext, proxy: str | None, *, check: Check | None = None) -> httpcore.AsyncConnectionPool:
+    """Connections that are kept for a while, all by ``proxy`` or all straight. Before a byte goes over one ``check`` is
+    told to where it leads; what it raises comes out of the request."""
     return httpcore.AsyncConnectionPool(
         ssl_context=tls,
         max_connections=MAX_CONNECTIONS,
         max_keepalive_connections=KEPT_CONNECTIONS,
         keepalive_expiry=KEPT_SECONDS,
-        network_backend=_Wide(),
+        network_backend=_Wide(check),
         proxy=None if proxy is None else _read_proxy(proxy, tls),
     )
 
@@ -63,8 +69,9 @@ def _read_proxy(text: str, tls: ssl.SSLContext) -> httpcore.Proxy:
 class _WideStream(httpcore.AsyncNetworkStream):
     """A connection of which as much is taken at once as is there."""
 
-    def __init__(self, stream: httpcore.AsyncNetworkStream) -> None:
+    def __init__(self, stream: httpcore.AsyncNetworkStream, peer: str | None = None) -> None:
         self._stream = stream
+        self._peer = peer
         found = stream.get_extra_info("ssl_object")
         self._tls = found if isinstance(found, ssl.SSLObject) else None
 
@@ -89,7 +96,7 @@ class _WideStream(httpcore.AsyncNetworkStream):
         timeout: float | None = None,  # noqa: ASYNC109 - httpcore asks for it
     ) -> httpcore.AsyncNetworkStream:
         try:
-            return _WideStream(await self._stream.start_tls(ssl_context, server_hostname, timeout))
+            return _WideStream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._peer)
         except BaseException:
             # Who is cancelled in a handshake has nobody else to close it.
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
@@ -97,6 +104,8 @@ class _WideStream(httpcore.AsyncNetworkStream):
             raise
 
     def get_extra_info(self, info: str) -> Any:
+        if info == PEER:
+            return self._peer
         return self._stream.get_extra_info(info)
 
 
@@ -113,8 +122,9 @@ def _read_on(tls: ssl.SSLObject) -> bytes:
 class _Wide(httpcore.AsyncNetworkBackend):
     """Connections by trio."""
 
-    def __init__(self) -> None:
+    def __init__(self, check: Check | None) -> None:
         self._trio = httpcore.TrioBackend()
+        self._check = check
 
     async def connect_tcp(
         self,
@@ -124,7 +134,19 @@ class _Wide(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        return _WideStream(await self._trio.connect_tcp(host, port, timeout, local_address, socket_options))
+        stream = await self._trio.connect_tcp(host, port, timeout, local_address, socket_options)
+        try:
+            peer = str(stream.get_extra_info("server_addr")[0])
+            if self._check is not None:
+                self._check(host, peer)
+        except BaseException as error:
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await stream.aclose()
+            if isinstance(error, OSError):
+                # (it was reset at once)
+                raise httpcore.ConnectError(str(error)) from error
+            raise
+        return _WideStream(stream, peer)
 
     async def sleep(self, seconds: float) -> None:
         await self._trio.sleep(seconds)

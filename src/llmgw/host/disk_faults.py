@@ -10,7 +10,7 @@ from llmgw.host.mounts import find_mount
 from llmgw.host.weights_errors import FetchFailed, Kind
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_DENIED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_DENIED = (errno.EACCES, errno.EPERM)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _ELSEWHERE = "name another folder in weights.cache"
 
@@ -41,6 +41,8 @@ def explain(error: OSError, folder: Path) -> FetchFailed:
         return _fail(
             f"{what}, on {show_mount(folder)}, as user {os.geteuid()})", f"give it to that user or {_ELSEWHERE}"
         )
+    if error.errno == errno.EROFS:
+        return _fail(f"{what}, on {show_mount(folder)})", f"mount it so that it can be written to, or {_ELSEWHERE}")
     if error.errno in (errno.ELOOP, errno.EINVAL, errno.EEXIST, errno.ENOTDIR, errno.EISDIR, errno.EMLINK, errno.EBUSY):
         return _fail(f"{what})", f"remove {place}, or {_ELSEWHERE}")
     return _fail(f"{what}, on {show_mount(folder)})", f"see what ails that disk (dmesg), or {_ELSEWHERE}")

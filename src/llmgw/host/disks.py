@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from pathlib import Path
 
 from llmgw.core.node import Disk
+from llmgw.host.mounts import MOUNTS, Mount, read_mounts
 
-MOUNTS = Path("/proc/self/mountinfo")
 GB = 1e9
 
 # Filesystems that other machines write to as well: what is free there now is no promise to anybody.
@@ -30,13 +29,13 @@ def read_disks(folders: Iterable[Path], mounts: Path = MOUNTS) -> tuple[Disk, ..
     Shared ones are left out. Where one is mounted at a folder or above it, it is not touched at all: a file server that
     is gone would hold whoever asks for as long as it is.
     """
-    shared = _find_shared(mounts)
+    shared = _Mounts(read_mounts(mounts))
     disks: dict[int, Disk] = {}
     for folder in folders:
         if shared.above(folder):
             continue
-        place = _find_existing(folder)
         try:
+            place = _find_existing(folder)
             device, sizes = os.stat(place).st_dev, os.statvfs(place)
         except OSError:
             continue
@@ -57,7 +56,7 @@ def read_disks(folders: Iterable[Path], mounts: Path = MOUNTS) -> tuple[Disk, ..
 
 def is_shared(folder: Path, mounts: Path = MOUNTS) -> bool:
     """Whether other machines write to the filesystem of this folder as well; it is not touched where that is so."""
-    shared = _find_shared(mounts)
+    shared = _Mounts(read_mounts(mounts))
     if shared.above(folder):
         return True
     try:
@@ -71,44 +70,19 @@ class _Mounts:
 
     __slots__ = ("_shared", "devices")
 
-    def __init__(self) -> None:
-        self._shared: dict[Path, bool] = {}
-        self.devices: set[int] = set()
-
-    def add(self, point: Path, device: int, *, shared: bool) -> None:
+    def __init__(self, mounts: Iterable[Mount]) -> None:
+        found = [(mount, _is_shared(mount.kind)) for mount in mounts]
         # What is mounted last at a point hides what was there.
-        self._shared[point] = shared
-        if shared:
-            self.devices.add(device)
+        self._shared = {Path(mount.point): shared for mount, shared in found}
+        self.devices = {mount.device for mount, shared in found if shared}
 
     def above(self, folder: Path) -> bool:
         """Whether the filesystem of this folder is a shared one, by its path alone."""
         return next((self._shared[place] for place in (folder, *folder.parents) if place in self._shared), False)
 
 
-def _find_shared(mounts: Path) -> _Mounts:
-    found = _Mounts()
-    try:
-        text = mounts.read_text(encoding="utf-8", errors="surrogateescape")
-    except OSError:
-        return found
-    for line in text.splitlines():
-        # Its fields end with any number of optional ones; behind a lone dash come the type and the source.
-        fields, _, rest = line.partition(" - ")
-        _, _, device, _, point, *_ = fields.split(" ")
-        major, _, minor = device.partition(":")
-        kind = rest.partition(" ")[0]
-        found.add(Path(_unescape(point)), os.makedev(int(major), int(minor)), shared=_is_shared(kind))
-    return found
-
-
 def _is_shared(kind: str) -> bool:
     return kind in _SHARED or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE)
-
-
-def _unescape(text: str) -> str:
-    """A path as it is: the kernel writes a blank, a tab, a line's end and a backslash in octal."""
-    return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), text)
 
 
 def _find_existing(folder: Path) -> Path:

@@ -16,7 +16,7 @@ from llmgw.host.partial import CorruptFile, Partial
 from llmgw.host.peers import NotNow, PeerGone, Peers
 from llmgw.host.progress_meter import ProgressMeter
 from llmgw.host.retries import Retries
-from llmgw.host.taking import CUT_OFF, Taking, list_by_wholeness, make_listing, measure
+from llmgw.host.taking import CUT_OFF, Taking, count_bytes, list_by_wholeness, make_listing, make_pieces
 from llmgw.host.weights_errors import Broken, FetchFailed, Kind
 from llmgw.reactor.rate import Rate
 
@@ -126,12 +126,14 @@ class _Fetching:
 
     async def _fetch(self, commit: str | None) -> Manifest:
         listing, by_member = await self._resolve(commit)
-        if (manifest := await trio.to_thread.run_sync(self._find_commit, listing.commit)) is not None:
+        # (what its origin went back to is the newest again)
+        renew, text = self._cache.renew, self._source.text
+        if (manifest := await trio.to_thread.run_sync(renew, text, listing.commit, time.time())) is not None:
             return manifest
         partial = await trio.to_thread.run_sync(self._cache.open_partial, listing, _stop_when_cancelled)
         try:
             self._share(partial)
-            self._meter.know(listing, _count_bytes(partial))
+            self._meter.know(listing, await trio.to_thread.run_sync(count_bytes, partial))
             return await self._complete(partial, by_member=by_member)
         finally:
             self._share(None)
@@ -140,6 +142,7 @@ class _Fetching:
                 await trio.to_thread.run_sync(partial.close)
 
     async def _complete(self, partial: Partial, *, by_member: bool) -> Manifest:
+        pieces = await trio.to_thread.run_sync(make_pieces, self._peers.node, partial)
         taking = Taking(
             self._source,
             partial,
@@ -149,6 +152,7 @@ class _Fetching:
             meter=self._meter,
             rate=self._rate,
             by_member=by_member,
+            pieces=pieces,
         )
         anew: set[int] = set()
         while True:
@@ -163,7 +167,7 @@ class _Fetching:
                     raise
                 anew.add(failure.file)
                 await trio.to_thread.run_sync(partial.forget, failure.file)
-                taking.take_anew(failure.file)
+                await taking.take_anew(failure.file)
 
     def _find_commit(self, commit: str) -> Manifest | None:
         found = (each for each in self._cache.list() if each.source == self._source.text and each.commit == commit)
@@ -184,6 +188,13 @@ class _Fetching:
 
     async def _resolve(self, commit: str | None) -> tuple[Listing, bool]:
         """What the source is: by its origin, or (True) by a member of the swarm, where that can't be reached."""
+        self._meter.wait_for(lambda: "its origin has not answered yet")
+        try:
+            return await self._try_resolving(commit)
+        finally:
+            self._meter.wait_for(None)
+
+    async def _try_resolving(self, commit: str | None) -> tuple[Listing, bool]:
         retries = Retries()
         while True:
             failure: FetchFailed
@@ -197,6 +208,7 @@ class _Fetching:
                 if error.kind not in CUT_OFF and not (error.kind is Kind.CHANGED and commit is not None):
                     raise
                 again, failure = False, error
+            self._meter.note_trouble(failure.message, failure.remedy or retries.describe())
             listing = await self._ask_members()
             # One that is here already says nothing of whether it is the newest.
             if listing is not None and await trio.to_thread.run_sync(self._find_commit, listing.commit) is None:
@@ -217,11 +229,6 @@ class _Fetching:
                 continue
             return make_listing(self._source, swarm.commit, told)
         return None
-
-
-def _count_bytes(partial: Partial) -> int:
-    """How much of it lies on the disk."""
-    return sum(measure(partial.listing.files[file].size_bytes, piece) for file, piece in partial.have)
 
 
 def _stop_when_cancelled() -> bool:

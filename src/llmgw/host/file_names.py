@@ -6,10 +6,15 @@ import re
 from collections.abc import Sequence
 
 MANIFEST_NAME = ".manifest.json"
+# The BLAKE3 hashes that belong to a manifest, and when its commit was found to be the newest again.
+HASHES_NAME = ".manifest.hashes"
+RENEWED_NAME = ".manifest.renewed"
 PIECES_NAME = ".pieces"
 SOURCE_NAME = "source"
 
-_OURS = (MANIFEST_NAME, PIECES_NAME)
+# What llmgw itself keeps in the folder of a commit.
+OUR_NAMES = (MANIFEST_NAME, HASHES_NAME, RENEWED_NAME, PIECES_NAME)
+
 _MOST_PART_BYTES = 255
 # A path may have 4096 bytes, and the folder of the cache has some of them.
 _MOST_BYTES = 2048
@@ -50,7 +55,7 @@ def _refuse(name: str) -> str | None:
     if not name.isprintable():
         # (also what is no text at all, and can't be written as bytes)
         return "holds what can't be printed"
-    if parts[0] in _OURS:
+    if parts[0] in OUR_NAMES:
         return "is a name that llmgw uses itself"
     if len(name.encode()) > _MOST_BYTES or any(len(part.encode()) > _MOST_PART_BYTES for part in parts):
         return "is too long"

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 import httpx
 import trio
 
-from llmgw.host.answers import SAID, Answer
+from llmgw.host.answers import SAID, Answer, read_count
+from llmgw.host.asker import AGENT, Asker
 from llmgw.host.redirects import (
     MAX_REDIRECTS,
+    Place,
     Proxies,
     check_allowed,
     choose_next,
@@ -29,11 +31,12 @@ FOUND = (200, 206, 416)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
-    """Where an address has led, and what was said on the way."""
+class _End:
+    """Where an address has led, and what was said on the way. ``allowed``: the places where the source itself is."""
 
     url: httpx.URL
     said: Mapping[str, str]
+    allowed: frozenset[Place]
     until: float
 
 
@@ -49,6 +52,7 @@ class Following:
         allow_hosts: tuple[str, ...],
         proxies: Proxies,
         wait_seconds: float,
+        asker: Asker = AGENT,
     ) -> None:
         self._web = web
         self._endpoint = endpoint
@@ -57,7 +61,8 @@ class Following:
         self._allow_hosts = allow_hosts
         self._proxies = proxies
         self._wait_seconds = wait_seconds
-        self._places: dict[str, _Place] = {}
+        self._asker = asker
+        self._ends: dict[str, _End] = {}
 
     def authorize(self, url: httpx.URL) -> dict[str, str]:
         """The token goes to the hub's own origin and nowhere else: a redirect leads to other people's storage."""
@@ -68,45 +73,55 @@ class Following:
     @asynccontextmanager
     async def ask(self, start: httpx.URL, headers: Mapping[str, str], *, keep: bool = False) -> AsyncIterator[Answer]:
         """What ``start`` answers in the end. ``keep``: the next time the last address is asked at once."""
-        check_allowed(start, self._allow_hosts)
-        place = self._places.get(str(start)) if keep else None
-        if place is not None and trio.current_time() < place.until:
+        check_allowed(start, self._allow_hosts, self._asker)
+        end = self._ends.get(str(start)) if keep else None
+        if end is not None and trio.current_time() < end.until:
             try:
-                async with self._web.get(place.url, {**headers, **self.authorize(place.url)}) as response:
+                asked = {**headers, **self.authorize(end.url)}
+                async with self._web.get(end.url, asked, allowed=end.allowed) as response:
                     if response.status_code in FOUND:
-                        yield Answer(response=response, url=place.url, said=place.said)
+                        yield Answer(response=response, url=end.url, said=end.said)
                         return
             except (Broken, FetchFailed):
-                self._places.pop(str(start), None)
+                self._ends.pop(str(start), None)
                 raise
         # What was signed has expired, or the file has moved on.
-        self._places.pop(str(start), None)
-        async with self._follow(start, headers) as answer:
-            if keep and answer.url != start and answer.response.status_code in FOUND:
-                self._keep(str(start), answer)
+        self._ends.pop(str(start), None)
+        async with self._follow(start, headers) as (answer, allowed):
+            if keep and allowed is not None and answer.url != start and answer.response.status_code in FOUND:
+                self._keep(str(start), answer, allowed)
             yield answer
 
     @asynccontextmanager
-    async def _follow(self, start: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[Answer]:
+    async def _follow(
+        self, start: httpx.URL, headers: Mapping[str, str]
+    ) -> AsyncIterator[tuple[Answer, frozenset[Place] | None]]:
+        """With where redirects may lead, None where there was none."""
         url = start
         said: dict[str, str] = {}
+        allowed: frozenset[Place] | None = None
         for _ in range(MAX_REDIRECTS + 1):
-            async with self._web.get(url, {**headers, **self.authorize(url)}) as response:
+            async with self._web.get(url, {**headers, **self.authorize(url)}, allowed=allowed) as response:
                 for name in SAID:
                     if name in response.headers:
                         said.setdefault(name, response.headers[name])
                 if not response.has_redirect_location:
-                    yield Answer(response=response, url=url, said=said)
+                    yield Answer(response=response, url=url, said=said), allowed
                     return
+                if allowed is None:
+                    allowed = self._web.find_places(url, response)
                 location = response.headers["location"]
-                told = response.headers.get("content-length", "")
-                if told.isdecimal() and int(told) <= MOST_LEFT_BYTES:
+                told = read_count(response.headers.get("content-length"))
+                if told is not None and told <= MOST_LEFT_BYTES:
                     # To the end of it, so that the connection is kept.
                     await response.aread()
-            url = await choose_next(start, url, location, proxies=self._proxies, wait_seconds=self._wait_seconds)
+            url = await choose_next(
+                url, location, allowed=allowed, proxies=self._proxies, wait_seconds=self._wait_seconds
+            )
         raise FetchFailed(f"{start.host} sends us round in circles", Kind.REFUSED, remedy="check the address")
 
-    def _keep(self, start: str, answer: Answer) -> None:
-        if len(self._places) >= MOST_KEPT:
-            del self._places[next(iter(self._places))]
-        self._places[start] = _Place(url=answer.url, said=answer.said, until=trio.current_time() + KEPT_PLACE_SECONDS)
+    def _keep(self, start: str, answer: Answer, allowed: frozenset[Place]) -> None:
+        if len(self._ends) >= MOST_KEPT:
+            del self._ends[next(iter(self._ends))]
+        until = trio.current_time() + KEPT_PLACE_SECONDS
+        self._ends[start] = _End(url=answer.url, said=answer.said, allowed=allowed, until=until)

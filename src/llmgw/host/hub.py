@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from llmgw.core.weights import FileListed, Source, list_parts
+from llmgw.core.weights import FileListed, Source, list_parts, tell_too_many_parts
+from llmgw.host.asker import AGENT, Asker
 from llmgw.host.weights_errors import Broken, FetchFailed, Kind
 
 HUB = "https://huggingface.co"
@@ -25,7 +26,11 @@ MOST_SEARCHED = 2000
 NAME_BYTES = 255
 MOST_WAIT_SECONDS = 60.0
 LEAST_WAIT_SECONDS = 1.0
-TOKEN_REMEDY = "set HF_TOKEN in the agent's environment, or weights.hub_token in agent.yaml"  # noqa: S105 - no token
+FEWER = "write a pattern that matches the weights alone"
+# Of one source: each of them is asked for, listed and told of by itself.
+MOST_FILES = 10_000
+# No disk is as large, and what counts further does not fit into a file's length.
+MOST_FILE_BYTES = 10**18
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -83,7 +88,9 @@ def read_repository(body: bytes, source: Source, host: str) -> tuple[str, tuple[
     names = choose_names(source, entries)
     for name in names:
         if why := refuse_name(name):
-            raise FetchFailed(f"{source.repo} has a file {name!r}, which is not fetched: {why}", Kind.REFUSED)
+            raise FetchFailed(
+                f"{source.repo} has a file {name!r}, which is not fetched: {why}", Kind.REFUSED, remedy=FEWER
+            )
     return told.sha, tuple(entries[name] for name in names)
 
 
@@ -92,7 +99,7 @@ def _read_entry(told: _Sibling) -> Entry:
     size = lfs.get("size", told.size)
     return Entry(
         name=told.rfilename,
-        size_bytes=size if isinstance(size, int) and size >= 0 else None,
+        size_bytes=size if isinstance(size, int) and 0 <= size < MOST_FILE_BYTES else None,
         sha256=read_sha256(lfs.get("sha256") or lfs.get("oid")),
     )
 
@@ -132,7 +139,7 @@ def choose_names(source: Source, entries: Mapping[str, Entry]) -> tuple[str, ...
                 f"nothing in {source.repo} matches {source.file}", Kind.NO_FILE, remedy=f"it has {_show(shown)}"
             )
         wanted += _companions(wanted, shown, entries)
-    names = dict.fromkeys(part for name in wanted for part in list_parts(name))
+    names = _list_all_parts(source, wanted)
     absent = [name for name in names if name not in entries]
     if absent:
         raise FetchFailed(
@@ -141,6 +148,22 @@ def choose_names(source: Source, entries: Mapping[str, Entry]) -> tuple[str, ...
             remedy="take another file of it, or a revision that has all parts (@REVISION)",
         )
     return tuple(sorted(names))
+
+
+def _list_all_parts(source: Source, wanted: Iterable[str]) -> dict[str, None]:
+    names: dict[str, None] = {}
+    for name in wanted:
+        if why := tell_too_many_parts(name):
+            raise FetchFailed(f"{name} of {source.repo} {why}", Kind.UNSUPPORTED, remedy="take another file of it")
+        if name not in names:
+            names.update(dict.fromkeys(list_parts(name)))
+        if len(names) > MOST_FILES:
+            raise FetchFailed(
+                f"{source.file} of {source.repo} is more than {MOST_FILES} files",
+                Kind.UNSUPPORTED,
+                remedy=FEWER,
+            )
+    return names
 
 
 def _companions(wanted: list[str], shown: list[str], entries: Mapping[str, Entry]) -> list[str]:
@@ -197,23 +220,30 @@ def _show(names: list[str]) -> str:
 
 
 def explain(
-    source: Source, status: int, headers: Mapping[str, str], *, endpoint: str, token_told: bool
+    source: Source,
+    status: int,
+    headers: Mapping[str, str],
+    *,
+    endpoint: str,
+    token_told: bool,
+    asker: Asker = AGENT,
 ) -> FetchFailed | Broken:
     """What an answer of the hub means that is no file. ``headers`` by names in lower case, or of any case-blind kind;
     ``token_told``: it was asked with a token."""
     code = headers.get("x-error-code", "")
     repo, page, host = source.repo, f"{endpoint}/{source.repo}", endpoint.partition("://")[2]
+    set_token = asker.token_remedy
     if code == "GatedRepo":
         remedy = (
             f"accept it at {page} with the account that the token is of; a fine-grained token also needs the right to "
             "read gated repositories"
             if token_told
-            else f"accept it at {page}, then {TOKEN_REMEDY}"
+            else f"accept it at {page}, then {set_token}"
         )
         return FetchFailed(f"{repo} is gated: its licence has to be accepted first", Kind.GATED, remedy=remedy)
     if code == "RepoNotFound" or (status == 404 and not code):
         may = "this token may not read it" if token_told else "it is private"
-        remedy = "check the name" + (" and the token's rights" if token_told else f"; for a private one {TOKEN_REMEDY}")
+        remedy = "check the name" + (" and the token's rights" if token_told else f"; for a private one {set_token}")
         return FetchFailed(f"there is no repository {repo} at {host}, or {may}", Kind.MISSING, remedy=remedy)
     if code == "RevisionNotFound":
         asked = source.revision or MAIN
@@ -224,17 +254,15 @@ def explain(
         return FetchFailed(f"{repo} has no file {source.file}", Kind.NO_FILE, remedy=f"look at {page}/tree/{MAIN}")
     if status in (401, 403):
         if not token_told:
-            return FetchFailed(
-                f"{host} gives {repo} only to those with a token", Kind.UNAUTHORIZED, remedy=TOKEN_REMEDY
-            )
+            return FetchFailed(f"{host} gives {repo} only to those with a token", Kind.UNAUTHORIZED, remedy=set_token)
         why = "knows no such token" if status == 401 else f"says that this token may not read {repo}"
         return FetchFailed(
             f"{host} {why}",
             Kind.UNAUTHORIZED,
-            remedy=f"make a new one at {endpoint}/settings/tokens, and {TOKEN_REMEDY}",
+            remedy=f"make a new one at {endpoint}/settings/tokens, and {set_token}",
         )
     if status == 429 and not token_told:
-        return read_again(status, headers, host, remedy=f"{TOKEN_REMEDY}: the hub lets those with one ask more often")
+        return read_again(status, headers, host, remedy=f"{set_token}: the hub lets those with one ask more often")
     return explain_status(status, headers, host, repo)
 
 
@@ -261,4 +289,5 @@ def read_again(status: int, headers: Mapping[str, str], host: str, *, remedy: st
         told = found[1] if found else ""
     wait = float(told) if told else LEAST_WAIT_SECONDS
     why = "asks us to come back later" if status == 429 else "is in trouble"
+    remedy = remedy or "try again later; what is wrong there only those know who run it"
     return Broken(f"{host} {why} (it answers {status})", min(wait, MOST_WAIT_SECONDS), remedy=remedy)

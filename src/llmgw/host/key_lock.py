@@ -50,6 +50,13 @@ def _try_once(open_folder: Callable[[], Folder]) -> int | str:
     return _UNKNOWN
 
 
+def is_held_by(folder: Folder, file: int) -> bool:
+    """Whether this open file is still the lock of the folder: whoever removes a source removes it last, and one that
+    has no name any more keeps nobody out. Raises OSError."""
+    found, ours = folder.status(LOCK_NAME), os.fstat(file)
+    return found is not None and (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
+
+
 def try_lock(folder: Folder) -> int | str | None:
     """The lock of this folder as an open file, which holds it until it is closed; else who has it, in words. None: it
     was removed meanwhile. Raises OSError."""
@@ -64,9 +71,7 @@ def try_lock(folder: Folder) -> int | str | None:
         os.close(file)
         raise
     try:
-        # Whoever removes a source removes this file last: one that has no name any more keeps nobody out.
-        found, ours = folder.status(LOCK_NAME), os.fstat(file)
-        if found is None or (found.st_dev, found.st_ino) != (ours.st_dev, ours.st_ino):
+        if not is_held_by(folder, file):
             os.close(file)
             return None
         # (on a full disk nobody reads who we are)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import cast
@@ -16,9 +16,10 @@ import trio
 
 from llmgw import __version__
 from llmgw.core import weights
-from llmgw.core.weights import FileListed, Listing, Source, list_parts
+from llmgw.core.weights import FileListed, Listing, Source, list_parts, tell_too_many_parts
 from llmgw.errors import ConfigError, Problem
 from llmgw.host.answers import Answer, Target, check_answer, name_change, size_of
+from llmgw.host.asker import AGENT, Asker
 from llmgw.host.connections import make_tls
 from llmgw.host.following import FOUND, Following
 from llmgw.host.hub import (
@@ -39,6 +40,8 @@ from llmgw.host.weights_errors import Broken, FetchFailed, Kind, show_url
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
+# Whoever sends less in READ_SECONDS is as good as silent.
+LEAST_BYTES = 16 * 1024
 MOST_ANSWER_BYTES = 32 * 1024 * 1024
 MOST_KEPT = 512
 
@@ -46,7 +49,8 @@ MOST_KEPT = 512
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OriginSettings:
     """How the outside is asked. ``endpoint``: the hub, without a slash at its end. ``allow_hosts``: which hosts a
-    source may name, empty for all. ``ca_file``: who signs certificates that are believed, None for the usual ones."""
+    source may name, empty for all. ``ca_file``: who signs certificates that are believed, None for the usual ones.
+    ``asker``: where all this is written, for those who have to change it."""
 
     endpoint: str = HUB
     token: str | None = field(default=None, repr=False)
@@ -56,13 +60,14 @@ class OriginSettings:
     ca_file: str | None = None
     connect_seconds: float = CONNECT_SECONDS
     read_seconds: float = READ_SECONDS
+    asker: Asker = AGENT
 
 
 def read_origin_settings(
-    environ: Mapping[str, str], *, token: str | None, allow_hosts: tuple[str, ...]
+    environ: Mapping[str, str], *, token: str | None, allow_hosts: tuple[str, ...], asker: Asker = AGENT
 ) -> OriginSettings:
-    """What the environment says, and what agent.yaml does: its token is taken rather than HF_TOKEN. ConfigError where
-    one of them can't be used."""
+    """What the environment says, and what the asker's file does: its token is taken rather than HF_TOKEN. ConfigError
+    where one of them can't be used."""
     endpoint = (environ.get("HF_ENDPOINT") or HUB).rstrip("/")
     url = read_web_address(endpoint)
     if url is None or url.userinfo or url.query:
@@ -78,6 +83,7 @@ def read_origin_settings(
         allow_hosts=tuple(allow_hosts),
         proxies=read_proxies(environ),
         ca_file=environ.get("SSL_CERT_FILE") or None,
+        asker=asker,
     )
 
 
@@ -91,6 +97,7 @@ async def open_origin(settings: OriginSettings, *, now: Callable[[], float] = ti
         connect_seconds=settings.connect_seconds,
         read_seconds=settings.read_seconds,
         user_agent=settings.user_agent,
+        asker=settings.asker,
     )
     try:
         yield Origin(settings, web, now)
@@ -114,6 +121,7 @@ class Origin:
             allow_hosts=settings.allow_hosts,
             proxies=settings.proxies,
             wait_seconds=settings.connect_seconds,
+            asker=settings.asker,
         )
         self._targets: dict[tuple[str, str], tuple[Target, ...]] = {}
 
@@ -125,7 +133,7 @@ class Origin:
         if source.origin is weights.Origin.URL:
             return await self._resolve_url(source, commit)
         raise FetchFailed(
-            f"{source.text} is not fetched: {source.why or 'it is no file of a hub and no web address'}",
+            f"{show_url(source.text)} is not fetched: {source.why or 'it is no file of a hub and no web address'}",
             Kind.UNSUPPORTED,
             remedy="write hf:org/repo/file or https://host/file",
         )
@@ -161,12 +169,15 @@ class Origin:
             if answer.response.status_code != 200:
                 raise self._explain(source, url, answer)
             body = await self._read_all(answer)
-        told, entries = await trio.to_thread.run_sync(
-            read_repository, body, source, self._endpoint.host, abandon_on_cancel=True
-        )
+
+        def read() -> tuple[str, list[tuple[Entry, FileListed | None]]]:
+            told, entries = read_repository(body, source, self._endpoint.host)
+            return told, [(each, each.list()) for each in entries]
+
+        told, found = await trio.to_thread.run_sync(read, abandon_on_cancel=True)
         if commit is not None and told != commit:
             raise name_change(source.repo, f"it is at {told[:12]}, not at {commit[:12]}")
-        files = [each.list() or await self._measure(source, told, each) for each in entries]
+        files = [listed or await self._measure(source, told, each) for each, listed in found]
         return Listing(source=source.text, commit=told, files=tuple(files))
 
     async def _measure(self, source: Source, commit: str, entry: Entry) -> FileListed:
@@ -235,7 +246,10 @@ class Origin:
         if (source.text, listing.commit) not in self._targets:
             # It was resolved by another node, or before this program began.
             await self.resolve(source, listing.commit)
-        target = self._targets[source.text, listing.commit][file]
+        targets = self._targets[source.text, listing.commit]
+        if len(targets) != len(listing.files):
+            raise name_change(show_url(source.text), f"it has {len(targets)} files, not {len(listing.files)}")
+        target = targets[file]
         if target.size_bytes != listed.size_bytes:
             raise name_change(listed.name, f"it has {target.size_bytes} bytes, not {listed.size_bytes}")
         return target
@@ -244,7 +258,14 @@ class Origin:
         status, headers = answer.response.status_code, answer.response.headers
         if source.origin is weights.Origin.HUB and is_same_origin(answer.url, start):
             token_told = bool(self._following.authorize(answer.url))
-            return explain(source, status, headers, endpoint=self._settings.endpoint, token_told=token_told)
+            return explain(
+                source,
+                status,
+                headers,
+                endpoint=self._settings.endpoint,
+                token_told=token_told,
+                asker=self._settings.asker,
+            )
         return explain_status(status, headers, answer.url.host, unquote(start.path.rpartition("/")[2]))
 
     async def _read_all(self, answer: Answer) -> bytes:
@@ -253,7 +274,11 @@ class Origin:
             async for chunk in chunks:
                 body += chunk
                 if len(body) > MOST_ANSWER_BYTES:
-                    raise FetchFailed(f"{answer.url.host} answers with more than can be read", Kind.UNSUPPORTED)
+                    raise FetchFailed(
+                        f"{answer.url.host} answers with more than can be read",
+                        Kind.UNSUPPORTED,
+                        remedy="check the address",
+                    )
         return bytes(body)
 
     async def _take(self, answer: Answer, skipped: int, wanted: int) -> AsyncGenerator[bytes, None]:
@@ -274,13 +299,28 @@ class Origin:
                 if left == 0 and answer.length != wanted:
                     return
         if left:
-            raise Broken(f"{answer.url.host} ended after {wanted - left} of {wanted} bytes")
+            raise Broken(
+                f"{answer.url.host} ended after {wanted - left} of {wanted} bytes",
+                remedy="see whether a proxy, or a time limit there, cuts off what takes long",
+            )
 
     async def _chunks(self, answer: Answer) -> AsyncGenerator[bytes, None]:
         with self._web.naming(answer.url, self._settings.proxies.find(answer.url)):
             async with read_body(answer.response) as chunks:
+                # (the time that whoever takes it needs is not the server's)
+                waited, came, since = 0.0, 0, trio.current_time()
                 async for chunk in chunks:
+                    waited += trio.current_time() - since
+                    came += len(chunk)
+                    if waited >= self._settings.read_seconds:
+                        if came < LEAST_BYTES:
+                            raise Broken(
+                                f"{answer.url.host} has sent {came} bytes in {waited:.0f} s",
+                                remedy="see what holds it up: that server, or what lies in between",
+                            )
+                        waited, came = 0.0, 0
                     yield chunk
+                    since = trio.current_time()
 
 
 async def _nothing() -> AsyncIterator[bytes]:
@@ -288,20 +328,23 @@ async def _nothing() -> AsyncIterator[bytes]:
         yield chunk
 
 
-def _list_addresses(text: str) -> list[tuple[str, httpx.URL]]:
-    """All parts of what an address names, each with the name that it is kept under."""
+def _list_addresses(text: str) -> Iterator[tuple[str, httpx.URL]]:
+    """All parts of what an address names, each with the name that it is kept under, one after the other: all of them at
+    once take longer than a turn of the loop may."""
     place, sign, query = text.partition("#")[0].partition("?")
     folder, _, last = place.rpartition("/")
     name = unquote(last)
     if why := ("its name leads elsewhere" if "/" in name else refuse_name(name)):
-        raise FetchFailed(f"{show_url(text)} can't be kept: {why}", Kind.UNSUPPORTED)
-    found = []
+        raise FetchFailed(
+            f"{show_url(text)} can't be kept: {why}", Kind.UNSUPPORTED, remedy="give the file another name there"
+        )
+    if why := tell_too_many_parts(name):
+        raise FetchFailed(f"{show_url(text)} {why}", Kind.UNSUPPORTED, remedy="check the address")
     for part in list_parts(name):
         url = read_web_address(f"{folder}/{last if part == name else quote(part)}{sign}{query}")
         if url is None:
             raise FetchFailed(f"{show_url(text)} is no address of a web server", Kind.UNSUPPORTED, remedy="check it")
-        found.append((part, url))
-    return found
+        yield part, url
 
 
 def _look_alike(known: tuple[Target, ...], found: list[Target]) -> bool:

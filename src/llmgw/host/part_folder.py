@@ -6,13 +6,14 @@ import errno
 import logging
 import os
 import re
+import stat
 from contextlib import suppress
 
 from llmgw.core.weights import FileListed, Listing, Manifest, count_pieces
 from llmgw.host.beneath import Folder, count_bytes
-from llmgw.host.extents import take_room
+from llmgw.host.extents import give_back_room, take_room
 from llmgw.host.file_names import PIECES_NAME, is_commit
-from llmgw.host.manifest_file import find_fault, list_foreign, read_manifest, write_manifest
+from llmgw.host.manifest_file import find_fault, list_foreign, read_fetched_at, read_manifest, write_manifest
 from llmgw.host.reserve import Claim, Reservations
 from llmgw.units import printable
 
@@ -59,6 +60,21 @@ def _take_room(part: Folder, file: FileListed) -> int:
         os.close(target)
 
 
+def give_room_back(part: Folder) -> None:
+    """Give back what was taken for that which has not come: nobody knows when somebody goes on with it. Nobody writes
+    to it meanwhile. Where that fails, it takes room, and no harm is done."""
+    try:
+        for name, found in part.walk():
+            if stat.S_ISREG(found.st_mode):
+                file = part.open(name, os.O_RDWR)
+                try:
+                    give_back_room(file)
+                finally:
+                    os.close(file)
+    except OSError as error:
+        log.warning("the room of %s can't be given back: %s", error.filename or part.path, error.strerror)
+
+
 def publish(key: Folder, part: Folder, manifest: Manifest) -> Manifest:
     """Give the folder its final name; all of it is on the disk when this returns. What its files hold is there already.
 
@@ -77,6 +93,19 @@ def publish(key: Folder, part: Folder, manifest: Manifest) -> Manifest:
     part.path = key.path / manifest.commit
     key.sync()
     return manifest
+
+
+def come_after(key: Folder, commit: str, now: float) -> float:
+    """``now``, or later than whatever else is here of this source: a clock that was ahead would have it be the newest
+    for as long as it was wrong. Raises OSError."""
+    moments = [now]
+    for name in filter(is_commit, key.names()):
+        # (what can't be read is nothing that a launch would take)
+        with suppress(OSError, ValueError):
+            if name != commit and key.has_folder(name):
+                with key.enter(name) as folder:
+                    moments.append(read_fetched_at(folder) + 1)
+    return max(moments)
 
 
 def _make_way(key: Folder, manifest: Manifest) -> Manifest | None:

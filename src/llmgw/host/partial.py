@@ -24,7 +24,7 @@ from llmgw.host.extents import begin_writing
 from llmgw.host.file_names import find_bad_name, is_commit
 from llmgw.host.manifest_file import list_foreign
 from llmgw.host.open_files import OpenFiles
-from llmgw.host.part_folder import PART_SUFFIX, claim_room, clear_after, publish
+from llmgw.host.part_folder import PART_SUFFIX, claim_room, clear_after, come_after, give_room_back, publish
 from llmgw.host.piece_log import PieceLog
 from llmgw.host.reserve import Claim, Reservations
 from llmgw.host.sums import Sum
@@ -59,51 +59,64 @@ def never() -> bool:
     return False
 
 
+def tell_nobody(done_bytes: int) -> None:
+    """Nobody asks how far it is."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Place:
-    """Where a partial lies, all of it open: the folder of its source, its own, and what is in that."""
+    """Where a partial lies, all of it open: the folder of its source, its own, and what is in that. ``alone``: no other
+    machine writes to that disk."""
 
     key: Folder
     part: Folder
     claim: Claim
     notes: PieceLog
     files: OpenFiles
+    alone: bool
 
 
 class Partial:
     """One commit that is being fetched, by whoever holds the lock of its source. Everything here blocks, and may be
     called from several threads, but for ``verify``, ``keep`` and ``forget``, each of which wants no other call beside.
 
-    ``have``: the pieces that are here, as (file, piece). ``log``: those that came, in their order, with their BLAKE3;
-    it only grows, so that a place in it means the same for ever, and one that was forgotten and came again is there
-    twice. Raises FetchFailed when the disk fails.
+    ``have``: the pieces that are here, as (file, piece); ``have_bytes``: what they come to. ``log``: those that came,
+    in their order, with their BLAKE3; it only grows, so that a place in it means the same for ever, and one that was
+    forgotten and came again is there twice. Raises FetchFailed when the disk fails.
     """
 
     def __init__(self, listing: Listing, place: _Place) -> None:
         self.listing = listing
         self.have: set[tuple[int, int]] = set()
+        self.have_bytes = 0
         self.log: list[tuple[int, int, str]] = []
         self._key = place.key
         self._part = place.part
         self._claim = place.claim
         self._notes = place.notes
         self._files = place.files
+        self._alone = place.alone
+        self._kept = False
         self._sums = [Sum(file.size_bytes) for file in listing.files]
         self._digests: dict[tuple[int, int], str] = {}
         self._verified: dict[int, str] = {}
         self._lock = threading.Lock()
         self._stripes = [threading.Lock() for _ in range(_STRIPES)]
 
-    def load(self, stop: Callable[[], bool]) -> None:
-        """Take what an earlier try has left, as far as it is what was noted. Raises Stopped."""
+    def load(self, stop: Callable[[], bool], tell: Callable[[int], None]) -> None:
+        """Take what an earlier try has left, as far as it is what was noted. ``tell``: so many bytes of it are looked
+        through. Raises Stopped."""
         noted = self._notes.read()
         right = set()
+        looked_at = 0
         for file, piece in sorted(noted):
             if stop():
                 raise Stopped("looking at what is here already was stopped")
             if file >= len(self._sums) or piece >= self._sums[file].count:
                 continue
             content = self._read(file, piece)
+            looked_at += len(content)
+            tell(looked_at)
             if blake3(content).hexdigest() != noted[file, piece]:
                 continue
             right.add((file, piece))
@@ -145,6 +158,7 @@ class Partial:
         with self._sums[file].hold(), self._lock:
             gone = sorted(piece for piece in self.have if piece[0] == file)
             self.have.difference_update(gone)
+            self.have_bytes -= sum(self._measure(*piece)[1] for piece in gone)
             for piece in gone:
                 del self._digests[piece]
             self._sums[file].reset()
@@ -175,28 +189,38 @@ class Partial:
             self._look_at_head(number, file)
             self._verified[number] = total.digest()
 
-    def keep(self, now: float) -> Manifest:
-        """Have all that was verified on the disk under its final name, ``now`` in seconds since 1970."""
+    def keep(self, now: float, stop: Callable[[], bool] = never) -> Manifest:
+        """Have all that was verified on the disk under its final name, ``now`` in seconds since 1970, and as the newest
+        of its source whatever the clock said before. Raises Stopped, as long as it has no name."""
         if len(self._verified) != len(self.listing.files):
             raise ValueError(f"{self.listing.commit} is to be verified first")
+        source, commit = self.listing.source, self.listing.commit
         kept = tuple(self._describe(number, file) for number, file in enumerate(self.listing.files))
-        manifest = Manifest(source=self.listing.source, commit=self.listing.commit, files=kept, fetched_at=now)
         try:
             for number in range(len(kept)):
+                if stop():
+                    raise Stopped(f"keeping {commit} was stopped")
                 with self._files.use(number) as file:
                     os.fsync(file)
+            manifest = Manifest(source=source, commit=commit, files=kept, fetched_at=come_after(self._key, commit, now))
             manifest = publish(self._key, self._part, manifest)
         except OSError as error:
             raise explain(error, self._key.path.parent) from error
+        self._kept = True
         self._claim.close()
         clear_after(self._key, self._part, manifest.commit)
         return manifest
 
     def close(self) -> None:
-        """What is here stays for the next try. A second time does nothing."""
-        with self._lock:
-            self._notes.close()
-        self._files.close()
+        """What is here stays for the next try, and the room for the rest is given back. A second time does nothing."""
+        with ExitStack() as nobody_writes:
+            for stripe in self._stripes:
+                nobody_writes.enter_context(stripe)
+            if self._alone and not self._kept and self._part.file >= 0:
+                give_room_back(self._part)
+            with self._lock:
+                self._notes.close()
+            self._files.close()
         self._claim.close()
         self._part.close()
         self._key.close()
@@ -217,6 +241,7 @@ class Partial:
         self._digests[file, piece] = digest
         self.log.append((file, piece, digest))
         self.have.add((file, piece))
+        self.have_bytes += self._measure(file, piece)[1]
 
     def _store(self, file: int, piece: int, data: Buffer) -> None:
         offset, length = self._measure(file, piece)
@@ -285,13 +310,29 @@ class Partial:
         return FileKept(name=file.name, size_bytes=file.size_bytes, sha256=self._verified[number], pieces=pieces)
 
 
-def open_partial(key: Folder, listing: Listing, reservations: Reservations, stop: Callable[[], bool]) -> Partial:
+def open_partial(
+    key: Folder,
+    listing: Listing,
+    reservations: Reservations,
+    stop: Callable[[], bool] = never,
+    *,
+    alone: bool = True,
+    tell: Callable[[int], None] = tell_nobody,
+) -> Partial:
     """What is here of this commit, in the folder of its source: looked through, with room for the rest taken or
-    promised. Raises FetchFailed, Stopped."""
+    promised. ``alone``: no other machine writes to that disk. Raises FetchFailed, Stopped."""
     if not is_commit(listing.commit):
-        raise FetchFailed(f"{listing.commit[:200]!r} can't be a commit", Kind.REFUSED)
+        raise FetchFailed(
+            f"{listing.commit[:200]!r} can't be a commit",
+            Kind.REFUSED,
+            remedy="see what HF_ENDPOINT names: no hub says that of a repository",
+        )
     if not listing.files:
-        raise FetchFailed(f"there is nothing in {listing.commit} to be fetched", Kind.NO_FILE)
+        raise FetchFailed(
+            f"there is nothing in {listing.commit} to be fetched",
+            Kind.NO_FILE,
+            remedy="see what that repository holds, and name one of its files",
+        )
     if (why := find_bad_name([file.name for file in listing.files])) is not None:
         raise FetchFailed(f"{why}: it can't be kept", Kind.REFUSED, remedy="name the files that you need one by one")
     with ExitStack() as undo:
@@ -301,11 +342,14 @@ def open_partial(key: Folder, listing: Listing, reservations: Reservations, stop
             for name in list_foreign(part, [file.name for file in listing.files]):
                 # An engine that is pointed at the folder would take it for a part of the model.
                 part.remove(name)
+            if alone:
+                undo.callback(give_room_back, part)
             undo.callback((claim := claim_room(part, key, listing, reservations)).close)
             undo.callback((notes := PieceLog(part)).close)
             undo.callback((files := OpenFiles(part, [file.name for file in listing.files], os.O_RDWR)).close)
-            partial = Partial(listing, _Place(key=ours, part=part, claim=claim, notes=notes, files=files))
-            partial.load(stop)
+            place = _Place(key=ours, part=part, claim=claim, notes=notes, files=files, alone=alone)
+            partial = Partial(listing, place)
+            partial.load(stop, tell)
         except OSError as error:
             raise explain(error, key.path.parent) from error
         undo.pop_all()

@@ -10,6 +10,9 @@ from llmgw.core.weights import Fetch, Listing, Phase
 # The rate is that of so many seconds, and so long nothing may come before it is said.
 WINDOW_SECONDS = 10.0
 TELL_SECONDS = 1.0
+# For so long nothing may come before it is told what is in the way: where one of several ways fails, the others bring
+# something by then.
+TROUBLE_SECONDS = 1.0
 
 
 class ProgressMeter:
@@ -35,6 +38,7 @@ class ProgressMeter:
         self._told_at = -float("inf")
         self._cause: str | None = None
         self._remedy: str | None = None
+        self._explain: Callable[[], str | None] | None = None
         self._send()
 
     @property
@@ -46,6 +50,7 @@ class ProgressMeter:
         """It is in this phase now, if it was not."""
         if phase is not self._phase:
             self._phase = phase
+            self._cause = self._remedy = None
             self._marks.clear()
             self._verified = 0
             self._came_at = self._now()
@@ -67,6 +72,16 @@ class ProgressMeter:
         else:
             self._origin += count
         self._came_at = self._now()
+        self._cause = self._remedy = None
+
+    def wait_for(self, explain: Callable[[], str | None] | None) -> None:
+        """From now on it is something else that is to come. ``explain`` says what, if it has not come for long."""
+        self._explain = explain
+        self._cause = self._remedy = None
+
+    def note_trouble(self, cause: str, remedy: str) -> None:
+        """Why nothing comes at this moment, and what is to be done. Over as soon as something does."""
+        self._cause, self._remedy = cause, remedy
 
     def lie(self, count: int) -> None:
         """So many bytes more lie on the disk, checked; fewer where what was there proves wrong."""
@@ -81,6 +96,7 @@ class ProgressMeter:
         """All of it is there and was verified."""
         self._commit, self._total = commit, size_bytes
         self._phase = Phase.READY
+        self._cause = self._remedy = None
         self._send()
 
     def fail(self, cause: str, remedy: str | None) -> None:
@@ -113,6 +129,7 @@ class ProgressMeter:
             left = max(self._total - whole, 0) / rate
         silent = now - self._came_at
         stalls = self._phase in (Phase.FETCHING, Phase.VERIFYING) and silent >= WINDOW_SECONDS
+        cause, remedy = self._find_cause(silent)
         return Fetch(
             source=self._source,
             phase=self._phase,
@@ -124,10 +141,19 @@ class ProgressMeter:
             stalled_seconds=silent if stalls else None,
             origin_bytes=self._origin,
             peer_bytes=self._peers,
-            cause=self._cause,
-            remedy=self._remedy,
+            cause=cause,
+            remedy=remedy,
             pull=self._pull,
         )
+
+    def _find_cause(self, silent: float) -> tuple[str | None, str | None]:
+        """Of a failure, or of nothing having come for so many seconds."""
+        is_on_its_way = self._phase in (Phase.RESOLVING, Phase.FETCHING)
+        if is_on_its_way and silent < TROUBLE_SECONDS:
+            return None, None
+        if is_on_its_way and self._cause is None and silent >= WINDOW_SECONDS and self._explain is not None:
+            return self._explain(), None
+        return self._cause, self._remedy
 
     def _measure(self, now: float) -> float | None:
         """Bytes per second over the window; of a phase that is younger over that."""

@@ -17,18 +17,34 @@ import httpx
 import trio
 
 from llmgw.errors import ConfigError, Problem
+from llmgw.host.asker import AGENT, Asker
 from llmgw.host.weights_errors import Broken, FetchFailed, Kind
 
 MAX_REDIRECTS = 10
 MAX_PORT = 65535
+_REFUSED_REMEDY = "name the last address itself as the source"
 SCHEMES = ("http", "https")
 
 _Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 _METADATA = frozenset(
     ipaddress.ip_address(text)
-    for text in ("169.254.169.254", "169.254.170.2", "100.100.100.200", "168.63.129.16", "fd00:ec2::254")
+    for text in (
+        "169.254.169.254",
+        "169.254.170.2",
+        "169.254.170.23",
+        "100.100.100.200",
+        "168.63.129.16",
+        "192.0.0.192",
+        "fd00:ec2::254",
+        "fd00:ec2::23",
+        "fd20:ce::254",
+        "fd00:42::42",
+    )
 )
+_METADATA_NAMES = frozenset({"metadata.google.internal", "metadata.goog", "metadata", "instance-data"})
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
+_OWN_NAT64 = ipaddress.IPv6Network("64:ff9b:1::/48")
+_HERE = ipaddress.IPv4Network("0.0.0.0/8")
 # Answers of a resolver that another moment may change; any other says that there is no such name.
 _AGAIN = frozenset({socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_MEMORY})
 
@@ -49,13 +65,27 @@ def find_place(address: _Address) -> Place | None:
             inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
         if inner is not None:
             return find_place(inner)
+        if address in _OWN_NAT64:
+            return _find_place_behind(int(address))
         address = ipaddress.IPv6Address(int(address))
     if address in _METADATA:
         return Place.METADATA
     # All of 0.0.0.0/8 reaches this machine on some systems.
-    if address.is_loopback or address.is_unspecified or address in ipaddress.ip_network("0.0.0.0/8"):
+    if address.is_loopback or address.is_unspecified or address in _HERE:
         return Place.OWN
     return Place.LINK if address.is_link_local else None
+
+
+def _find_place_behind(address: int) -> Place | None:
+    """The same for an address of a network's own translator. Which of its bits are the address behind it depends on how
+    long that translator's prefix is, which nobody here knows: one way to read it is enough."""
+    # Prefixes of 96, 64, 56 and 48 bits. The bits from 64 to 71 belong to neither.
+    upper, lower = address >> 64, address & 0xFFFFFFFFFFFFFF
+    read = (lower & 0xFFFFFFFF, lower >> 24, (upper & 0xFF) << 24 | lower >> 32, (upper & 0xFFFF) << 16 | lower >> 40)
+    # (read by a prefix of another length than it has, any address may begin with zeros)
+    inner = [found for each in read if (found := ipaddress.IPv4Address(each)) not in _HERE]
+    places = {find_place(each) for each in inner}
+    return next((place for place in (Place.METADATA, Place.OWN, Place.LINK) if place in places), None)
 
 
 def read_place(host: str) -> Place | None:
@@ -63,7 +93,7 @@ def read_place(host: str) -> Place | None:
     host = host.rstrip(".").lower()
     if host == "localhost" or host.endswith(".localhost"):
         return Place.OWN
-    if host in ("metadata.google.internal", "metadata"):
+    if host in _METADATA_NAMES:
         return Place.METADATA
     try:
         return find_place(ipaddress.ip_address(host))
@@ -105,14 +135,24 @@ def name_dns(host: str, error: Exception) -> FetchFailed | Broken:
     return FetchFailed(f"there is no host of the name {host}", Kind.DNS, remedy=DNS_REMEDY)
 
 
-def check_allowed(url: httpx.URL, allow_hosts: tuple[str, ...]) -> None:
+def check_dialled(allowed: frozenset[Place], host: str, address: str) -> None:
+    """Whether who was led to ``host`` may be connected to ``address``: FetchFailed where it is in a place that is not
+    ``allowed``. A name may have another address by now than it had when it was looked at."""
+    place = find_place(ipaddress.ip_address(address))
+    if place is not None and place not in allowed:
+        raise FetchFailed(
+            f"a redirect leads to {host}, {place} address: not followed", Kind.REFUSED, remedy=_REFUSED_REMEDY
+        )
+
+
+def check_allowed(url: httpx.URL, allow_hosts: tuple[str, ...], asker: Asker = AGENT) -> None:
     """Whether a source may name this host: FetchFailed where it may not."""
     if not allow_hosts or any(_matches(url, allowed.lower()) for allowed in allow_hosts):
         return
     raise FetchFailed(
         f"{url.host} is not among the hosts that weights may come from",
         Kind.REFUSED,
-        remedy=f"add it to weights.allow_hosts in agent.yaml, which has {', '.join(allow_hosts)}",
+        remedy=f"add it to {asker.allowed_key}, which has {', '.join(allow_hosts)}",
     )
 
 
@@ -120,7 +160,7 @@ def _matches(url: httpx.URL, allowed: str) -> bool:
     host = url.host.rstrip(".").lower()
     name, colon, port = allowed.rpartition(":")
     if colon and port.isdecimal() and (":" not in name or name.endswith("]")):
-        if int(port) != port_of(url):
+        if port.lstrip("0") != str(port_of(url)):
             return False
         allowed = name
     allowed = allowed.strip("[]").rstrip(".")
@@ -147,8 +187,13 @@ class Proxies:
     def find(self, url: httpx.URL) -> str | None:
         """The proxy that leads there; None: none does."""
         proxy = self.https if url.scheme == "https" else self.http
-        if proxy is None or urllib.request.proxy_bypass_environment(  # type: ignore[attr-defined]
-            f"{url.host}:{port_of(url)}", {"no": self.bypass}
+        # (a proxy would look for itself there, and be told what does not leave this machine otherwise)
+        if (
+            proxy is None
+            or is_own(url.host)
+            or urllib.request.proxy_bypass_environment(  # type: ignore[attr-defined]
+                f"{url.host}:{port_of(url)}", {"no": self.bypass}
+            )
         ):
             return None
         return proxy
@@ -180,9 +225,10 @@ def read_web_address(text: str) -> httpx.URL | None:
 
 
 async def choose_next(
-    start: httpx.URL, url: httpx.URL, location: str, *, proxies: Proxies, wait_seconds: float
+    url: httpx.URL, location: str, *, allowed: frozenset[Place], proxies: Proxies, wait_seconds: float
 ) -> httpx.URL:
-    """Where ``url``, to which ``start`` has led, leads on: FetchFailed where we do not follow."""
+    """Where ``url`` leads on: FetchFailed where we do not follow. ``allowed``: the places where the source itself
+    is."""
     try:
         target = url.join(location)
     except (httpx.InvalidURL, UnicodeError):
@@ -197,9 +243,8 @@ async def choose_next(
         raise _refuse(url, f"{target.host} with a name and password")
     if is_same_origin(url, target):
         return target
-    places = await _find_places(target, proxies, wait_seconds)
     # A source that is on this machine may lead about on it.
-    if places and places - await _find_places(start, proxies, wait_seconds):
+    if places := await _find_places(target, proxies, wait_seconds) - allowed:
         raise _refuse(url, f"{target.host}, {min(places)} address")
     return target
 
@@ -213,6 +258,4 @@ async def _find_places(url: httpx.URL, proxies: Proxies, wait_seconds: float) ->
 
 
 def _refuse(url: httpx.URL, where: str) -> FetchFailed:
-    return FetchFailed(
-        f"{url.host} leads to {where}: not followed", Kind.REFUSED, remedy="name the last address itself as the source"
-    )
+    return FetchFailed(f"{url.host} leads to {where}: not followed", Kind.REFUSED, remedy=_REFUSED_REMEDY)

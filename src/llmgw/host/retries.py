@@ -16,9 +16,20 @@ class Retries:
         self.rest_until = -float("inf")
         self._in_vain = 0
 
+    @property
+    def left(self) -> int:
+        """How many tries more there are, if none brings anything."""
+        return MOST_TRIES - self._in_vain
+
     def clear(self) -> None:
         """Something has come."""
         self._in_vain = 0
+
+    def describe(self) -> str:
+        """What is done about it."""
+        if self.left <= 0:
+            return "it was the last try"
+        return f"it is tried again, {self.left} {'times' if self.left > 1 else 'time'} more at most"
 
     def note(self, number: int, wait_seconds: float, now: float) -> bool:
         """A line of this try broke, and is not to begin anew for so long at least. False: it was the last try."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import secrets
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import Protocol, TypeAlias, overload
 
 from llmgw.core.weights import FileKept, FileListed, Manifest, piece_bytes_of
 from llmgw.host.beneath import open_folder
@@ -45,12 +47,11 @@ class KeptShelf:
 
     def __init__(self, manifest: Manifest, folder: Path) -> None:
         self.files = manifest.files
-        self.log: Sequence[News] = tuple(
-            (number, piece, digest)
-            for number, file in enumerate(manifest.files)
-            for piece, digest in enumerate(file.pieces)
-        )
         self._folder = folder
+
+    @property
+    def log(self) -> Sequence[News]:
+        return _KeptLog(self.files)
 
     def read(self, file: int, piece: int) -> bytes:
         """Blocks. LookupError when it is not here, OSError when the disk fails."""
@@ -69,6 +70,32 @@ class KeptShelf:
             return read_at(number, start, size)
         finally:
             os.close(number)
+
+
+class _KeptLog(Sequence[News]):
+    """All pieces of a manifest, in its order. Made when somebody asks, and only of what is asked for: a large commit
+    has more than a hundred thousand, a node has many commits, and few of them are ever taken from it."""
+
+    def __init__(self, files: Sequence[FileKept]) -> None:
+        self._files = files
+        self._stops = list(accumulate(len(file.pieces) for file in files))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    @overload
+    def __getitem__(self, index: int) -> News: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[News, ...]: ...
+    def __getitem__(self, index: int | slice) -> News | tuple[News, ...]:
+        places = range(len(self))[index]
+        return self._find(places) if isinstance(places, int) else tuple(map(self._find, places))
+
+    def _find(self, place: int) -> News:
+        number = bisect_right(self._stops, place)
+        pieces = self._files[number].pieces
+        piece = place - self._stops[number] + len(pieces)
+        return number, piece, pieces[piece]
 
 
 class PartialShelf:

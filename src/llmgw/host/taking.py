@@ -4,7 +4,8 @@ breaks, and says when that makes no sense any more."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -44,6 +45,8 @@ RELAYED_PAUSE_SECONDS = 1.0
 NOT_YET_SECONDS = 1.0
 # So much news is taken in at a time; then others have their turn.
 NEWS_AT_ONCE = 200
+LOST_AT_ONCE = 100
+SHOWN_NAMES = 3
 WRITERS = 4
 # As much of an answer is on its way before anybody reads it: to cut that off would save nothing.
 UNDERWAY_BYTES = 8 * 1024 * 1024
@@ -66,10 +69,10 @@ class Taking:
         meter: ProgressMeter,
         rate: Rate,
         by_member: bool,
+        pieces: Pieces,
     ) -> None:
-        listing = partial.listing
         self._source = source
-        self._listing = listing
+        self._listing = partial.listing
         self._partial = partial
         self._origin = origin
         self._peers = peers
@@ -79,12 +82,7 @@ class Taking:
         # An origin that does not tell files apart by what it says of them can't be asked for somebody else's.
         self._mended_elsewhere = CUT_OFF | {Kind.CHANGED} if by_member else CUT_OFF
         self._key = key_of(source.text)
-        self._pieces = Pieces(
-            peers.node,
-            f"{self._key}/{listing.commit}",
-            [count_pieces(file.size_bytes) for file in listing.files],
-            partial.have,
-        )
+        self._pieces = pieces
         self._members: tuple[Member, ...] = ()
         self._watched: dict[NodeId, tuple[str | None, trio.CancelScope]] = {}
         self._transfers: dict[tuple[int, int], dict[NodeId, trio.CancelScope]] = {}
@@ -92,6 +90,8 @@ class Taking:
         self._begun: dict[tuple[int, int], tuple[bytearray, int]] = {}
         self._spare: list[bytearray] = []
         self._lines = 0
+        # How many hold back what comes, for the rate that is set.
+        self._paced = 0
         # Whether the origin has sent anything from the middle of a file: many that get all of it would be a waste.
         self._knows_ranges = False
         self._retries = Retries()
@@ -102,18 +102,20 @@ class Taking:
         self._bell = trio.Event()
         self._writers = trio.CapacityLimiter(WRITERS)
 
-    def take_anew(self, file: int) -> None:
-        """None of this file is right: it is to come from the origin."""
+    async def take_anew(self, file: int) -> None:
+        """None of this file is right: it is to come from the origin. Not while it runs."""
         for piece in range(count_pieces(self._listing.files[file].size_bytes)):
             if self._pieces.is_done(file, piece):
                 self._meter.lie(-self._measure(file, piece))
             self._pieces.lost(file, piece)
-        self._pieces.distrust(file)
+            if piece % LOST_AT_ONCE == LOST_AT_ONCE - 1:
+                await trio.lowlevel.checkpoint()
 
     async def run(self, nursery: trio.Nursery) -> None:
         """Return when every piece is on the disk; what runs in the nursery then is to be cancelled. Raises
         FetchFailed."""
         self._watched.clear()
+        self._meter.wait_for(self._name_wait)
         if self._peers.can_ask:
             self._listens_until = trio.current_time() + LISTEN_SECONDS
         while self._pieces.left:
@@ -136,6 +138,19 @@ class Taking:
 
     def _ring(self) -> None:
         self._bell.set()
+
+    def _name_wait(self) -> str | None:
+        """Why nothing has come for long, where nothing has failed."""
+        if self._paced:
+            return None
+        if self._writers.borrowed_tokens:
+            return "the disk is slow: what has come is not written yet"
+        asked = ["its origin"] if self._lines else []
+        asked += sorted({node for transfers in self._transfers.values() for node in transfers})
+        if asked:
+            return f"nothing comes from {_show_names(asked)}, though it was asked for"
+        fetching = [member.node for member in self._pieces.list_there(trio.current_time())]
+        return f"it waits for what {_show_names(fetching)} has or fetches" if fetching else None
 
     # Members
 
@@ -240,8 +255,7 @@ class Taking:
             self._ring()
 
     async def _come_from_peer(self, count: int) -> None:
-        self._meter.come(count, peer=True)
-        await self._rate.take(count)
+        await self._come(count, peer=True)
 
     # The origin
 
@@ -271,6 +285,7 @@ class Taking:
     def _try_again(self, broken: Broken, tries: int) -> None:
         if not self._retries.note(tries, broken.wait_seconds, trio.current_time()):
             self._failure = broken.give_up()
+        self._meter.note_trouble(broken.reason, broken.remedy or self._retries.describe())
         log.info("%s: %s", self._source.name, broken.reason)
 
     async def _read_run(self, run: Run) -> None:
@@ -295,8 +310,7 @@ class Taking:
                 async for chunk in chunks:
                     self._knows_ranges = self._knows_ranges or first > 0
                     left = memoryview(chunk)
-                    self._meter.come(len(left), peer=False)
-                    await self._rate.take(len(left))
+                    await self._come(len(left), peer=False)
                     while left:
                         count = min(size - at, len(left))
                         if wanted:
@@ -332,6 +346,15 @@ class Taking:
 
     # Both
 
+    async def _come(self, count: int, *, peer: bool) -> None:
+        """Bytes have come. Returns when the next ones may."""
+        self._meter.come(count, peer=peer)
+        self._paced += 1
+        try:
+            await self._rate.take(count)
+        finally:
+            self._paced -= 1
+
     async def _keep(self, place: tuple[int, int], data: bytearray, take: Take | None) -> None:
         file, piece = place
         node = None if take is None else take.node
@@ -339,15 +362,15 @@ class Taking:
             self._partial.write, file, piece, data, None if take is None else take.expected, limiter=self._writers
         )
         now = trio.current_time()
+        liars = self._pieces.compare(file, piece, digest) if take is None else ()
         if not self._pieces.is_done(file, piece):
             self._meter.lie(len(data))
         self._pieces.got(file, piece, node, now)
         self._begun.pop(place, None)
         self._retries.clear()
-        if take is None:
-            for liar in self._pieces.compare(file, piece, digest):
-                log.warning("%s has another piece of %s than the origin", liar, self._source.name)
-                self._leave(liar, SHUNNED_SECONDS, "it has other bytes than the origin")
+        for liar in liars:
+            log.warning("%s has another piece of %s than the origin", liar, self._source.name)
+            self._leave(liar, SHUNNED_SECONDS, "it has other bytes than the origin")
         for other, scope in self._transfers.get(place, {}).items():
             if other != node:
                 scope.cancel()
@@ -363,6 +386,32 @@ class Taking:
     def _measure(self, file: int, piece: int) -> int:
         """How long a piece is."""
         return measure(self._listing.files[file].size_bytes, piece)
+
+
+def make_pieces(me: NodeId, partial: Partial) -> Pieces:
+    """What of a partial is here and missing. Long work for a large one: for a thread."""
+    listing = partial.listing
+    counts = [count_pieces(file.size_bytes) for file in listing.files]
+    return Pieces(me, f"{key_of(listing.source)}/{listing.commit}", counts, partial.have)
+
+
+def count_bytes(partial: Partial) -> int:
+    """How much of it lies on the disk. The same."""
+    sizes = [file.size_bytes for file in partial.listing.files]
+    found = Counter(file for file, _ in partial.have)
+    whole = sum(count * piece_bytes_of(sizes[file]) for file, count in found.items())
+    # The last piece of a file is shorter.
+    lasts = [(file, count_pieces(size) - 1) for file, size in enumerate(sizes)]
+    return whole - sum(
+        piece_bytes_of(sizes[file]) - measure(sizes[file], piece)
+        for file, piece in lasts
+        if (file, piece) in partial.have
+    )
+
+
+def _show_names(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN_NAMES
+    return f"{', '.join(names[:SHOWN_NAMES])}{f' and {more} more' if more > 0 else ''}"
 
 
 def measure(size_bytes: int, piece: int) -> int:

@@ -7,17 +7,20 @@ keeps cookies, and reads the environment when nobody looks.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 
 import httpcore
 import httpx
 import trio
 
-from llmgw.host.connections import open_pool
-from llmgw.host.redirects import Proxies, name_dns, port_of
+from llmgw.host.asker import AGENT, Asker
+from llmgw.host.connections import PEER, open_pool
+from llmgw.host.redirects import Place, Proxies, check_dialled, find_place, name_dns, port_of, read_place
 from llmgw.host.weights_errors import Broken, FetchFailed, Kind
 
 CLOSE_SECONDS = 2.0
@@ -46,7 +49,14 @@ class Web:
     """All connections to the outside, each kept for a while."""
 
     def __init__(
-        self, tls: ssl.SSLContext, proxies: Proxies, *, connect_seconds: float, read_seconds: float, user_agent: str
+        self,
+        tls: ssl.SSLContext,
+        proxies: Proxies,
+        *,
+        connect_seconds: float,
+        read_seconds: float,
+        user_agent: str,
+        asker: Asker = AGENT,
     ) -> None:
         self._tls = tls
         self._proxies = proxies
@@ -56,21 +66,39 @@ class Web:
         self._connect_seconds = connect_seconds
         self._read_seconds = read_seconds
         self._headers = {"user-agent": user_agent, "accept": "*/*", "accept-encoding": "identity"}
-        self._roads: dict[str | None, httpcore.AsyncConnectionPool] = {}
+        self._asker = asker
+        self._roads: dict[tuple[str | None, frozenset[Place] | None], httpcore.AsyncConnectionPool] = {}
 
     async def close(self) -> None:
         """All connections; the caller has the deadline."""
         for road in self._roads.values():
             await road.aclose()
 
-    def _road_of(self, proxy: str | None) -> httpcore.AsyncConnectionPool:
-        if proxy not in self._roads:
-            self._roads[proxy] = open_pool(self._tls, proxy)
-        return self._roads[proxy]
+    def _road_of(self, proxy: str | None, allowed: frozenset[Place] | None) -> httpcore.AsyncConnectionPool:
+        """Connections that were made for whom a source names are not for whom a redirect leads there."""
+        # (a proxy may be on this machine, and dials by itself)
+        allowed = allowed if proxy is None else None
+        if (proxy, allowed) not in self._roads:
+            check = None if allowed is None else partial(check_dialled, allowed)
+            self._roads[proxy, allowed] = open_pool(self._tls, proxy, check=check)
+        return self._roads[proxy, allowed]
+
+    def find_places(self, url: httpx.URL, response: httpx.Response) -> frozenset[Place]:
+        """Where the answer of ``url`` has come from. By the connection, and not by the name: that may have had another
+        address then."""
+        if self._proxies.find(url) is not None:
+            place = read_place(url.host)
+        else:
+            place = find_place(ipaddress.ip_address(response.extensions[PEER]))
+        return frozenset() if place is None else frozenset({place})
 
     @asynccontextmanager
-    async def get(self, url: httpx.URL, headers: Mapping[str, str]) -> AsyncIterator[httpx.Response]:
-        """The answer, whatever it is, with its body still to come; its failures inside the block are named as well."""
+    async def get(
+        self, url: httpx.URL, headers: Mapping[str, str], *, allowed: frozenset[Place] | None = None
+    ) -> AsyncIterator[httpx.Response]:
+        """The answer, whatever it is, with its body still to come; its failures inside the block are named as well.
+        ``allowed``: a redirect has led here, and of the places where nobody is led to it may be in these; None: the
+        source itself names it."""
         proxy = self._proxies.find(url)
         told = httpx.Request("GET", url, headers={**self._headers, **headers})
         request = httpcore.Request(
@@ -80,9 +108,12 @@ class Web:
             extensions=self._extensions,
         )
         with self.naming(url, proxy):
-            answer = await self._road_of(proxy).handle_async_request(request)
+            answer = await self._road_of(proxy, allowed).handle_async_request(request)
             try:
-                yield httpx.Response(answer.status, headers=answer.headers, stream=_Body(answer), request=told)
+                found = {PEER: answer.extensions["network_stream"].get_extra_info(PEER)}
+                yield httpx.Response(
+                    answer.status, headers=answer.headers, stream=_Body(answer), request=told, extensions=found
+                )
             finally:
                 with trio.move_on_after(CLOSE_SECONDS, shield=True):
                     await answer.aclose()
@@ -92,17 +123,19 @@ class Web:
         """What goes wrong on the way, as FetchFailed or Broken. Never in a library's own words, which may hold an
         address with all that is in it."""
         near = url if proxy is None else httpx.URL(proxy)
-        host = near.host if proxy is None else f"the proxy {near.host}"
+        host = _name_host(near, url)
         try:
             yield
         except httpcore.ConnectTimeout:
-            raise Broken(f"{host} does not answer on port {port_of(near)} ({self._connect_seconds:g} s)") from None
+            told = f"{host} does not answer on port {port_of(near)} ({self._connect_seconds:g} s)"
+            raise Broken(told, remedy=_tell_way(near, url, self._asker)) from None
         except httpcore.TimeoutException:
-            raise Broken(f"{host} has sent nothing for {self._read_seconds:g} s") from None
+            told = f"{host} has sent nothing for {self._read_seconds:g} s"
+            raise Broken(told, remedy=_tell_way(near, url, self._asker)) from None
         except httpcore.ProxyError as error:
-            raise _name_proxy(host, url.host, str(error)) from None
+            raise _name_proxy(host, url.host, str(error), self._asker) from None
         except _FAILURES as error:
-            raise _name_failure(error, near, host, url) from None
+            raise _name_failure(error, near, url, self._asker) from None
 
 
 @asynccontextmanager
@@ -124,21 +157,40 @@ async def read_body(response: httpx.Response) -> AsyncIterator[AsyncIterator[byt
                     pass
 
 
-def _name_proxy(proxy: str, host: str, told: str) -> FetchFailed | Broken:
+def _name_host(near: httpx.URL, url: httpx.URL) -> str:
+    return near.host if near is url else f"the proxy {near.host}"
+
+
+def _tell_way(near: httpx.URL, url: httpx.URL, asker: Asker) -> str:
+    """What to do where nothing comes."""
+    if near is not url:
+        return _tell_proxies(asker)
+    return (
+        f"see whether curl -I {url.scheme}://{url.netloc.decode()} answers; if only a proxy leads out, name it as "
+        f"HTTPS_PROXY in {asker.environment}"
+    )
+
+
+def _tell_proxies(asker: Asker) -> str:
+    return f"check HTTPS_PROXY, HTTP_PROXY and NO_PROXY in {asker.environment}"
+
+
+def _name_proxy(proxy: str, host: str, told: str, asker: Asker) -> FetchFailed | Broken:
     status = told[:3]
-    remedy = "check HTTPS_PROXY, HTTP_PROXY and NO_PROXY in the agent's environment"
+    remedy = _tell_proxies(asker)
     if status.isdecimal() and status.startswith("4"):
         why = "wants a name and password" if status == "407" else f"does not let us through to {host}"
         return FetchFailed(f"{proxy} {why} (it answers {status})", Kind.REFUSED, remedy=remedy)
     return Broken(f"{proxy} can't reach {host}", 1.0, remedy=remedy)
 
 
-def _name_failure(error: Exception, near: httpx.URL, host: str, url: httpx.URL) -> FetchFailed | Broken:
+def _name_failure(error: Exception, near: httpx.URL, url: httpx.URL, asker: Asker) -> FetchFailed | Broken:
+    host, remedy = _name_host(near, url), _tell_way(near, url, asker)
     for cause in _list_causes(error):
         if isinstance(cause, socket.gaierror):
             return name_dns(near.host, cause)
         if isinstance(cause, ssl.SSLCertVerificationError):
-            return _name_certificate(url.host, cause)
+            return _name_certificate(url.host, cause, asker)
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
             return FetchFailed(
                 f"{url.host} and this machine find no common TLS on port {port_of(url)}: {_words(cause)}",
@@ -146,21 +198,21 @@ def _name_failure(error: Exception, near: httpx.URL, host: str, url: httpx.URL) 
                 remedy="check the port, and whether the address should begin with http://",
             )
         if isinstance(cause, ConnectionRefusedError):
-            return Broken(f"nobody listens on port {port_of(near)} of {host}", 1.0)
+            return Broken(f"nobody listens on port {port_of(near)} of {host}", 1.0, remedy=remedy)
     if isinstance(error, httpcore.ConnectError):
-        return Broken(f"{host} can't be reached on port {port_of(near)}", 1.0)
+        return Broken(f"{host} can't be reached on port {port_of(near)}", 1.0, remedy=remedy)
     if isinstance(error, httpcore.RemoteProtocolError):
-        return Broken(f"{host} ended its answer early, or does not speak HTTP")
-    return Broken(f"the connection to {host} broke")
+        return Broken(f"{host} ended its answer early, or does not speak HTTP", remedy=remedy)
+    return Broken(f"the connection to {host} broke", remedy=remedy)
 
 
-def _name_certificate(host: str, cause: ssl.SSLCertVerificationError) -> FetchFailed:
+def _name_certificate(host: str, cause: ssl.SSLCertVerificationError, asker: Asker) -> FetchFailed:
     # OpenSSL's numbers: 9 and 10 are time, 18 to 21 an authority that nobody here knows, 62 and 64 another name.
     match cause.verify_code:
         case 9 | 10:
             remedy = "it has to be renewed there, or the clock of this machine is wrong"
         case 18 | 19 | 20 | 21:
-            remedy = "if you trust it, name its authority's file (PEM) in SSL_CERT_FILE in the agent's environment"
+            remedy = f"if you trust it, name its authority's file (PEM) in SSL_CERT_FILE in {asker.environment}"
         case _:
             remedy = "use the name that its certificate is for"
     return FetchFailed(f"{host}'s certificate is not valid: {cause.verify_message}", Kind.TLS, remedy=remedy)

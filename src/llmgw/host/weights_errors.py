@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
 
 from llmgw.errors import EngineFailed
+from llmgw.units import printable
+
+_ADDRESS = re.compile(r"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*://)(?P<place>[^?#]*)(?:[?#].*)?", re.DOTALL)
 
 
 class Kind(StrEnum):
@@ -66,8 +70,10 @@ class NoRanges(Exception):  # noqa: N818
 
 
 def show_url(url: str) -> str:
-    """An address as it may be told to people: what opens it stands in its query, or before the host's @."""
-    place, _, _ = url.partition("#")[0].partition("?")
-    scheme, sign, rest = place.partition("://")
-    host, slash, path = rest.partition("/")
-    return f"{scheme}{sign}{host.rpartition('@')[2]}{slash}{path}" if sign else place
+    """A source, or any address, as it may be told to people, in one line. What opens an address stands in its query, or
+    before the host's @; anything else (a path, a pattern of the hub's with its ?) is told whole."""
+    address = _ADDRESS.fullmatch(url)
+    if address is None:
+        return printable(url)
+    host, slash, path = address["place"].partition("/")
+    return printable(f"{address['scheme']}{host.rpartition('@')[2]}{slash}{path}")

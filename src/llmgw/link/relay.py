@@ -32,6 +32,8 @@ log = logging.getLogger("llmgw.link")
 
 # The key of a source, and whether it is asked for a piece, and not for what there is.
 TARGET = re.compile(r"/llmgw/weights/([0-9a-f]{1,64})/[0-9a-f]{1,64}(/\d{1,6}/\d{1,6})?(?:\?[!-~]*)?", re.ASCII)
+# Of all nodes: descriptors are for those who ask models, too.
+MAX_LINES = 8192
 # Of one node.
 MAX_GIVES = 32
 MAX_TAKES = 96
@@ -80,9 +82,17 @@ class Relay:
     """All that is handed on. The agents' port brings it connections, each of a node that has proved which it is."""
 
     def __init__(
-        self, may_take: MayTake, *, bytes_per_second: float, counters: Counters, pace: RelayPace | None = None
+        self,
+        may_take: MayTake,
+        *,
+        bytes_per_second: float,
+        counters: Counters,
+        pace: RelayPace | None = None,
+        max_lines: int = MAX_LINES,
     ) -> None:
+        """``max_lines``: connections of all nodes."""
         self._may_take = may_take
+        self._max_lines = max_lines
         self._rate = Rate(bytes_per_second)
         self._pace = pace or RelayPace()
         self._gives = Gives()
@@ -115,6 +125,8 @@ class Relay:
         node = arrival.node
         if counts[node] >= most:
             raise Unwelcome(f"node {node} has {most} connections open already to {what} weights")
+        if len(self._lines) >= self._max_lines:
+            raise Unwelcome(f"node {node}: {self._max_lines} connections that give or take weights are open already")
         line = _Line(node=node, serial=arrival.serial)
         counts[node] += 1
         self._lines[line] = None

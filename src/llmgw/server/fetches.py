@@ -15,7 +15,7 @@ from llmgw.core.sharing import ACTIVE
 from llmgw.core.weights import Fetch, NodeWeights, Phase
 from llmgw.counters import Counters
 from llmgw.host.weights_errors import show_url
-from llmgw.units import format_duration, format_size
+from llmgw.units import format_decimal, format_duration
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +50,8 @@ class Fetches:
         self._find_model = find_model
         self._clock = clock
         self._courses: dict[NodeId, dict[str, _Course]] = {}
+        # what each node said the last time
+        self._said: dict[NodeId, NodeWeights] = {}
         self._bytes = counters.counter(
             "llmgw_weights_fetched_bytes_total",
             "Bytes of weights that a node has taken, from their origin or from other nodes.",
@@ -68,17 +70,22 @@ class Fetches:
         for source, course in (before or {}).items():
             if source not in told and course.fetch.phase in ACTIVE:
                 self._end(node, course, weights)
+        self._said[node] = weights
 
     def forget(self, node: NodeId) -> None:
         self._courses.pop(node, None)
+        self._said.pop(node, None)
 
     def _end(self, node: NodeId, course: _Course, weights: NodeWeights) -> None:
-        """One that is not told any more: it has come to its end if all of it is there."""
-        source, commit = course.fetch.source, course.fetch.commit
-        kept = next((each for each in weights.whole if each.source == source and each.commit == commit), None)
+        """One that is not told any more: it has come to its end if all of it is there, or a commit of it that was not
+        there before (it may have learned late which one it fetches)."""
+        source, said = course.fetch.source, self._said.get(node, NodeWeights())
+        before = {each.commit for each in said.whole if each.source == source} - {course.fetch.commit}
+        new = (each for each in weights.whole if each.source == source and each.commit not in before)
+        kept = max(new, key=lambda each: each.fetched_at, default=None)
         self._ends.bump("stopped" if kept is None else "fetched")
         if kept is not None:
-            size, lasted = format_size(kept.size_bytes), self._tell_lasted(course)
+            size, lasted = format_decimal(kept.size_bytes), self._tell_lasted(course)
             text = f"{node} has {show_url(source)}, {size}: it took {lasted}"
             self._say(node, course, text, what=Happening.FETCHED)
         elif course.begun:
@@ -126,23 +133,24 @@ class Fetches:
         elif ended and fetch.phase is Phase.FAILED:
             self._ends.bump("failed")
             text = f"{node} can't fetch {show_url(fetch.source)}: {fetch.cause or 'it does not say why'}"
-            lines = () if fetch.remedy is None else (f"what to do: {fetch.remedy}",)
-            self._say(node, course, text, what=Happening.FAILED, lines=lines, warning=True)
+            self._say(node, course, text, what=Happening.FAILED, lines=_tell_remedy(fetch), warning=True)
 
     def _tell_stall(self, node: NodeId, course: _Course) -> None:
         fetch, shown = course.fetch, show_url(course.fetch.source)
         stalled = fetch.stalled_seconds is not None and fetch.stalled_seconds >= STALL_SECONDS
         if stalled and not course.stalled:
             course.stalled = True
-            text = f"{node}: nothing of {shown} has come for {STALL_SECONDS:g} s, {_tell_done(fetch)}"
-            self._say(node, course, text, warning=True)
+            text = (
+                f"{node}: nothing of {shown} has come for {STALL_SECONDS:g} s, {_tell_done(fetch)}{tell_cause(fetch)}"
+            )
+            self._say(node, course, text, lines=_tell_remedy(fetch), warning=True)
         elif course.stalled and fetch.stalled_seconds is None:
             course.stalled = False
             self._say(node, course, f"{node}: {shown} goes on, {_tell_done(fetch)}")
 
     def _tell_end(self, node: NodeId, course: _Course) -> str:
         fetch = course.fetch
-        size = "" if fetch.total_bytes is None else f", {format_size(fetch.total_bytes)}"
+        size = "" if fetch.total_bytes is None else f", {format_decimal(fetch.total_bytes)}"
         return f"{node} has {show_url(fetch.source)}{size}: it took {self._tell_lasted(course)}, {tell_sources(fetch)}"
 
     def _say(
@@ -161,7 +169,18 @@ class Fetches:
 
 def tell_sources(fetch: Fetch) -> str:
     """How much has come from where."""
-    return f"{format_size(fetch.origin_bytes)} from its origin and {format_size(fetch.peer_bytes)} from other nodes"
+    return (
+        f"{format_decimal(fetch.origin_bytes)} from its origin and {format_decimal(fetch.peer_bytes)} from other nodes"
+    )
+
+
+def tell_cause(fetch: Fetch) -> str:
+    """What keeps it from going on, where that is known."""
+    return "" if fetch.cause is None else f": {fetch.cause}"
+
+
+def _tell_remedy(fetch: Fetch) -> tuple[str, ...]:
+    return () if fetch.remedy is None else (f"what to do: {fetch.remedy}",)
 
 
 def _is_another(before: Fetch, now: Fetch) -> bool:
@@ -175,10 +194,10 @@ def _name_end(fetch: Fetch) -> tuple[object, ...]:
 
 
 def _tell_size(fetch: Fetch) -> str:
-    there = f", of which {format_size(fetch.done_bytes)} are there already" if fetch.done_bytes else ""
-    return f"{format_size(fetch.total_bytes or 0)}{there}"
+    there = f", of which {format_decimal(fetch.done_bytes)} are there already" if fetch.done_bytes else ""
+    return f"{format_decimal(fetch.total_bytes or 0)}{there}"
 
 
 def _tell_done(fetch: Fetch) -> str:
-    of = "" if fetch.total_bytes is None else f" of {format_size(fetch.total_bytes)}"
-    return f"{format_size(fetch.done_bytes)}{of} are there"
+    of = "" if fetch.total_bytes is None else f" of {format_decimal(fetch.total_bytes)}"
+    return f"{format_decimal(fetch.done_bytes)}{of} are there"

@@ -22,7 +22,7 @@ from llmgw.core.picture import FleetStatistics
 from llmgw.core.sharing import ACTIVE, find_free
 from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase, list_sources, parse_source
 from llmgw.host.weights_errors import show_url
-from llmgw.server.fetches import STALL_SECONDS
+from llmgw.server.fetches import STALL_SECONDS, tell_cause
 
 # What somebody waits for, or has to do something about. One that is READY is among what is stored.
 _SHOWN = ACTIVE | {Phase.QUEUED, Phase.FAILED}
@@ -69,6 +69,8 @@ def _view_node(
 ) -> NodeWeightsView:
     if weights is None:
         return NodeWeightsView(node=node, state=state)
+    # (a thousand nodes with two hundred of them each are looked at in one go)
+    is_free = frozenset((each.source, each.commit) for each in free)
     return NodeWeightsView(
         node=node,
         state=state,
@@ -77,7 +79,7 @@ def _view_node(
                 source=show_url(each.source),
                 commit=each.commit,
                 size_bytes=each.size_bytes,
-                state=_judge(each, free),
+                state=_judge(each, is_free),
                 fetched_at=each.fetched_at,
                 whole=each.whole,
                 models=tuple(makes.get(each.source, ())),
@@ -96,10 +98,10 @@ def _list_shown(weights: NodeWeights) -> Iterator[Fetch]:
     return (fetch for fetch in weights.fetches if fetch.phase in _SHOWN)
 
 
-def _judge(each: Cached, free: Collection[Cached]) -> StoredState:
+def _judge(each: Cached, free: Collection[tuple[str, str]]) -> StoredState:
     if each.in_use:
         return StoredState.IN_USE
-    return StoredState.FREE if each in free else StoredState.WANTED
+    return StoredState.FREE if (each.source, each.commit) in free else StoredState.WANTED
 
 
 def sum_holdings(fleet: FleetStatistics) -> Mapping[str, HoldingView]:
@@ -159,7 +161,8 @@ def find_stalls(known: Mapping[NodeId, NodeWeights], away: Collection[NodeId]) -
     for node, weights in sorted(known.items()):
         for fetch in weights.fetches if node not in away else ():
             if fetch.phase in ACTIVE and _is_stalled(fetch):
-                message = f"nothing of {show_url(fetch.source)} has come for more than {STALL_SECONDS:g} s"
+                shown, why = show_url(fetch.source), tell_cause(fetch)
+                message = f"nothing of {shown} has come for more than {STALL_SECONDS:g} s{why}"
                 yield Concern(kind="node", name=node, message=message)
 
 

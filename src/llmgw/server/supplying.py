@@ -32,6 +32,9 @@ PASSING = frozenset(
     }
 )
 
+# More than any address has.
+MAX_SOURCE_CHARS = 2000
+
 States = Mapping[NodeId, NodeState]
 
 
@@ -51,6 +54,7 @@ class Supplying:
     async def pull(self, text: str, nodes: Sequence[str], *, states: States) -> PullView:
         """Have these nodes fetch a source, or those that could run a model of it, or all that are ready where there is
         none. Refused for what nobody fetches, and for nodes that can't."""
+        _check_length(text)
         source = parse_source(text)
         _check_fetched(source)
         named = tuple(dict.fromkeys(NodeId(node) for node in nodes))
@@ -133,9 +137,15 @@ class Supplying:
         """Have all nodes remove what nobody wants, and say what became of it; it waits for their answers."""
         all_free: Mapping[NodeId, tuple[Cached, ...]] = {}
 
-        def find() -> Mapping[NodeId, tuple[Cached, ...]]:
+        async def find() -> Mapping[NodeId, tuple[Cached, ...]]:
             nonlocal all_free
-            all_free = self.look().find_free()
+            while True:
+                stock = self.look()
+                # With many nodes it takes longer than a turn may.
+                all_free = await trio.to_thread.run_sync(stock.find_free)
+                if self._weights.wanted == stock.wanted:
+                    # (what a shard has begun to use meanwhile its node itself keeps)
+                    break
             return {node: found for node, found in all_free.items() if self._is_asked(node, states)}
 
         asked, answers = await self._weights.collect(find)
@@ -150,10 +160,21 @@ class Supplying:
         return states.get(node) is NodeState.READY and self._weights.takes_orders(node)
 
 
+def _check_length(text: str) -> None:
+    if not text:
+        why = "no source is named: write hf:org/repo/FILE, hf:org/repo/GLOB or https://…"
+    elif len(text) > MAX_SOURCE_CHARS:
+        why = f"the source is {len(text)} characters long, and {MAX_SOURCE_CHARS} are the most: is it one source?"
+    else:
+        return
+    raise Refused(why, status=400, code="invalid_source")
+
+
 def _check_fetched(source: Source) -> None:
     match source.origin:
         case Origin.PATH:
-            why = f"{source.text} is a path: llmgw checks it and never copies it; put the file on the nodes yourself"
+            shown = show_url(source.text)
+            why = f"{shown} is a path: llmgw checks it and never copies it; put the file on the nodes yourself"
         case Origin.REPOSITORY:
             why = (
                 f"{source.text} is a repository, which the engine itself fetches when it is launched: name files of "

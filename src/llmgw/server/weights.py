@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -31,7 +31,7 @@ from llmgw.counters import Counters
 from llmgw.server.fetches import Fetches
 from llmgw.server.pulls import Asked, Pulls
 from llmgw.server.scheduler import Scheduler
-from llmgw.units import format_size
+from llmgw.units import format_decimal
 
 log = logging.getLogger(__name__)
 
@@ -138,7 +138,9 @@ class Weights:
             return
         if node not in waiting.answers:
             waiting.answers[node] = collected
-            text = f"{node} has removed weights that nothing wants: {format_size(collected.freed_bytes)} are free again"
+            text = (
+                f"{node} has removed weights that nothing wants: {format_decimal(collected.freed_bytes)} are free again"
+            )
             self._scheduler.announce(
                 Announce(model=None, node=node, text=text, lines=collected.kept, what=Happening.COLLECTED)
             )
@@ -263,13 +265,13 @@ class Weights:
         return self._pulls.find(number)
 
     async def collect(
-        self, find: Callable[[], Mapping[NodeId, tuple[Cached, ...]]]
+        self, find: Callable[[], Awaitable[Mapping[NodeId, tuple[Cached, ...]]]]
     ) -> tuple[Mapping[NodeId, tuple[Cached, ...]], Mapping[NodeId, Collected]]:
         """Have these nodes remove what ``find`` gives, one such order after another; that, and the answers of those
         that gave one within ``COLLECT_SECONDS``. One that comes later is no longer to remove anything: by then it may
         be wanted again."""
         async with self._one_at_a_time:
-            free = find()
+            free = await find()
             if not free:
                 return free, {}
             self._number += 1

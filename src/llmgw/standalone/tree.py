@@ -31,6 +31,7 @@ from llmgw.core.weights import WeightsOrder
 from llmgw.door.listener import bind
 from llmgw.engines.registry import find_engines
 from llmgw.errors import EngineFailed, LlmgwError, only_ours
+from llmgw.host.asker import Asker
 from llmgw.host.limits import raise_file_limit
 from llmgw.host.output import write_err, write_out
 from llmgw.host.signals import stop_signals
@@ -132,6 +133,7 @@ async def _main(
             allow_hosts=config.weights.allow_hosts,
             hub_token=config.weights.hub_token,
             download_rate=config.limits.download_rate,
+            asker=Asker(environment="llmgw's environment", file="node.yaml"),
         ),
         stop_on_exit=True,
     )

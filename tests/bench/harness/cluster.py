@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.programs import free_port, gateway_processes, started
+from harness.programs import free_port, settled_processes, started
 from harness.servers import (
     Running,
     Site,
@@ -115,6 +115,6 @@ def run_cluster(site: Site) -> Iterator[Running]:
     with run_agent(site, place, NODE, cpus={site.cpus.load}) as agent:
         try:
             with run_cluster_server(site, place, [describe_model(site, place.folder)]) as running:
-                yield replace(running, beside=tuple(gateway_processes(agent.pid, site.mock)))
+                yield replace(running, beside=settled_processes(agent.pid, site.mock))
         except StartError as problem:
             raise StartError(f"{problem}\nand its agent:\n{tail(log_of_agent(place, NODE))}") from None

@@ -49,9 +49,11 @@ class Fetchers:
         return json.loads(operator.ask("GET", f"/{what}"))
 
     def count_ready(self, model: str) -> int:
-        """Its replicas that are ready."""
-        replicas = self.look("replicas")["replicas"]
-        return sum(each["model"] == model and each["state"] == "ready" for each in replicas)
+        """Its replicas that are ready. StartError where one has failed: what is measured then is something else."""
+        replicas = [each for each in self.look("replicas")["replicas"] if each["model"] == model]
+        if failed := next((each for each in replicas if each.get("cause")), None):
+            raise StartError(f"a replica of {model} has failed: {failed['cause']}")
+        return sum(each["state"] == "ready" for each in replicas)
 
     def add(self, name: str, source: str, count: int = 1) -> float:
         """`llmgw ctl model add`; returns when that began, of ``time.monotonic``."""

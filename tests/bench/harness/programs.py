@@ -16,6 +16,8 @@ from pathlib import Path
 
 SOURCES = Path(__file__).parents[1]
 STOP_SECONDS = 20.0
+SETTLED_SECONDS = 0.5
+SETTLE_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,6 +135,17 @@ def descendants(root: int) -> list[int]:
 def gateway_processes(root: int, mock: Path) -> list[int]:
     """ROOT and all its descendants, except the engine it may have started: the mock is no part of the gateway."""
     return [pid for pid in (root, *descendants(root)) if program_of(pid) not in (None, mock)]
+
+
+def settled_processes(root: int, mock: Path) -> tuple[int, ...]:
+    """The same once they stay: a llmgw that has just started tries its engines' programs, and those end soon."""
+    seen, since = gateway_processes(root, mock), time.monotonic()
+    deadline = since + SETTLE_SECONDS
+    while (now := time.monotonic()) < min(deadline, since + SETTLED_SECONDS):
+        time.sleep(0.02)
+        if (found := gateway_processes(root, mock)) != seen:
+            seen, since = found, now
+    return tuple(seen)
 
 
 def program_of(pid: int) -> Path | None:

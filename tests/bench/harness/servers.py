@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.programs import SOURCES, Cpus, free_port, gateway_processes, started, wait_until
+from harness.programs import SOURCES, Cpus, free_port, settled_processes, started, wait_until
 
 VLLM_ROUTER = "vllm-router==0.1.17"
 START_SECONDS = 60.0
@@ -86,7 +86,7 @@ def run_server(
             wait_until(serves, seconds=START_SECONDS)
         except TimeoutError:
             raise StartError(f"{name} was not ready in {START_SECONDS:.0f} s:\n{tail(log)}") from None
-        yield Running(port=port, pids=tuple(gateway_processes(process.pid, site.mock)))
+        yield Running(port=port, pids=settled_processes(process.pid, site.mock))
 
 
 def tail(log: Path, lines: int = 15) -> str:

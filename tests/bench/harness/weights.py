@@ -95,14 +95,17 @@ def measure_weights(site: Site, sizes: Sizes) -> dict[str, float]:
 
 @dataclass(slots=True, kw_only=True)
 class Tries:
-    """Of one fetch by curl and by llmgw each: seconds, curl's with and without its sync, and CPU seconds."""
+    """Of one fetch by curl and by llmgw each: seconds, curl's with and without its sync, and CPU seconds; of ours also
+    those in the kernel, how late the event loop was at most, and how long it took after its last byte."""
 
     curl: list[float] = field(default_factory=list)
     synced: list[float] = field(default_factory=list)
     curl_cpu: list[float] = field(default_factory=list)
     ours: list[float] = field(default_factory=list)
     ours_cpu: list[float] = field(default_factory=list)
+    ours_kernel: list[float] = field(default_factory=list)
     late: list[float] = field(default_factory=list)
+    end: list[float] = field(default_factory=list)
 
 
 def measure_alone(site: Site, origin: Origin, size_bytes: int, tries: int) -> dict[str, float]:
@@ -127,7 +130,9 @@ def _try_ours(site: Site, url: str, found: Tries) -> None:
     shutil.rmtree(cache)
     found.ours.append(told["seconds"])
     found.ours_cpu.append(told["cpu_seconds"])
+    found.ours_kernel.append(told["kernel_seconds"])
     found.late.append(told["late_seconds"])
+    found.end.append(told["end_seconds"])
 
 
 def _try_curl(site: Site, url: str, found: Tries) -> None:
@@ -162,7 +167,9 @@ def _tell_alone(found: Tries, size_bytes: int) -> dict[str, float]:
     return figures | {
         f"{name}, MB/s": size * 1e3 / median(found.ours),
         f"{name}: the event loop is late by at most, ms": median(found.late) * 1e3,
+        f"{name}: from its last byte until it is proven and kept, s": median(found.end),
         f"{name}: CPU per GB, s": median(found.ours_cpu) / size,
+        f"{name}: CPU per GB in the kernel, s": median(found.ours_kernel) / size,
     }
 
 
@@ -182,8 +189,8 @@ def measure_parts(site: Site, origin: Origin, url: str, ours: float, size_bytes:
     spent = {part: told[part]["cpu_seconds"] / size for part in names}
     took = {part: told[part]["seconds"] / size for part in names}
     return {
-        **{f"of that {name}, as it is bare: CPU per GB, s": spent[part] for part, name in names.items()},
-        "of that the rest, which is llmgw's own: CPU per GB, s": ours / size - sum(spent.values()),
+        **{f"bare {name}: CPU per GB, s": spent[part] for part, name in names.items()},
+        "a fetch beyond these five: CPU per GB, s": ours / size - sum(spent.values()),
         "bare SHA-256: time per GB, s": took["sha256"],
         "bare BLAKE3: time per GB, s": took["blake3"],
         "bare reading: time per GB, s": took["taken"],

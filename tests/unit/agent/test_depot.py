@@ -12,12 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import trio
+import trio.testing
 
 from llmgw.agent.depot import Depot
 from llmgw.agent.settings import WeightsSettings
 from llmgw.config.server import Listen
 from llmgw.core.node import NodeId
-from llmgw.core.weights import Member, Phase, Swarm, key_of, parse_source
+from llmgw.core.weights import RELAY, Member, Phase, Swarm, key_of, parse_source
 from llmgw.errors import ConfigError, LlmgwError, UsageError
 from llmgw.host.weights_errors import FetchFailed, Kind
 from llmgw.pki.authority import certificate_pem, issue_node, key_pem, make_authority
@@ -103,6 +104,17 @@ async def test_what_is_left_of_a_fetch_is_listed_and_removed(make, origin):
         assert depot.remove(SOURCE, left.commit) == left.size_bytes
         assert depot.list_unfinished() == ()
         assert depot.remove(SOURCE, left.commit) == 0
+
+
+async def test_what_an_agent_that_was_killed_has_left_is_tidied_away(make, tmp_path):
+    left = tmp_path / "n1" / ".cache" / key_of(SOURCE)
+    left.mkdir(parents=True)
+    (left / ".lock").touch()
+    async with serving(make()):
+        with trio.fail_after(60):
+            # (it is told by the folder alone)
+            while left.exists():  # noqa: ASYNC110
+                await trio.sleep(0.01)
 
 
 @pytest.mark.slow
@@ -212,3 +224,54 @@ async def test_a_folder_that_does_not_answer_holds_up_nothing_and_is_told(make, 
     silent._began = time.monotonic() - 1000
     assert await depot.look_around() == (f"{tmp_path}/b/b.gguf",)
     assert f"{tmp_path}/a of model_dirs is out of service on this node: its filesystem does not answer" in caplog.text
+
+
+class FakeGiving:
+    """Connections to the server, of which a test opens one."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.wanted = []
+        self.served = trio.Event()
+
+    def want(self, is_wanted):
+        self.wanted.append(is_wanted)
+
+    async def serve(self):
+        self.served.set()
+        await trio.sleep_forever()
+
+
+async def test_it_gives_by_the_server_while_a_swarm_takes_from_it_so(tmp_path):
+    made = []
+
+    def make_giving(answer):
+        made.append(FakeGiving(answer))
+        return made[0]
+
+    settings = WeightsSettings(cache=tmp_path)
+    depot = Depot(NodeId("n1"), settings, make_giving=make_giving, environ={})
+    (giving,) = made
+    other = Member(node=NodeId("n2"), seed=RELAY)
+    for own in (Member(node=NodeId("n1"), seed=RELAY), Member(node=NodeId("n1"), seed="10.0.0.1:1")):
+        depot.note_swarms([Swarm(source=SOURCE, members=(own, other))])
+    depot.note_swarms([])
+    assert giving.wanted == [True, False, False]
+    async with serving(depot, allowed=lambda node, key: node == "n2"):
+        with trio.fail_after(60):
+            await giving.served.wait()
+            ours, theirs = trio.testing.memory_stream_pair()
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(giving.answer, ours, lambda busy: None)
+                for node, status in (("n2", b"404"), ("n3", b"403")):
+                    path = f"/llmgw/weights/{key_of(SOURCE)}/{'c' * 40}"
+                    await theirs.send_all(f"GET {path} HTTP/1.1\r\nhost: x\r\nx-llmgw-node: {node}\r\n\r\n".encode())
+                    said = b""
+                    while not said.endswith((b"is here\n", b"fetch this\n")):
+                        said += await theirs.receive_some()
+                    assert said.split()[1] == status
+                await theirs.aclose()
+
+
+def test_without_a_server_there_is_nothing_to_give_by(make):
+    make().note_swarms([Swarm(source=SOURCE, members=(Member(node=NodeId("n1"), seed=RELAY),))])

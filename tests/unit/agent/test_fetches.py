@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from functools import partial
 
@@ -9,8 +10,8 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.agent.fetches import Fetches
-from llmgw.core.weights import Fetch, Manifest, Phase, parse_source
+from llmgw.agent.fetches import MOST_FAILED, Fetches
+from llmgw.core.weights import Fetch, Manifest, Phase, Pull, parse_source
 from llmgw.errors import EngineFailed
 
 SOURCE = parse_source("hf:org/repo/m.fake")
@@ -52,7 +53,12 @@ def turns():
 
 
 @pytest.fixture
-def fetches(depot, kept, turns, nursery):
+def overs():
+    return []
+
+
+@pytest.fixture
+def fetches(depot, kept, turns, overs, nursery):
     return Fetches(
         depot,
         begin=nursery.start_soon,
@@ -60,6 +66,7 @@ def fetches(depot, kept, turns, nursery):
         changed=lambda: None,
         turned=lambda: turns.append(trio.current_time()),
         kept=kept.append,
+        over=lambda: overs.append(trio.current_time()),
     )
 
 
@@ -136,16 +143,42 @@ async def test_who_wants_any_takes_part_in_one_for_the_newest(wait, depot):
     depot.go.set()
 
 
-async def test_a_failure_is_that_of_all_who_wait(wait, depot):
+async def test_a_failure_is_that_of_all_who_wait(wait, depot, fetches, overs):
     async def fail(*args, **given):
         raise EngineFailed("no such file", remedy="mend it")
 
     depot.fetch = partial(fail)
-    ends = [wait(who)[1] for who in "ab"]
+    pulls = [Pull(number=number, source=SOURCE.text) for number in (3, 4)]
+    ends = [wait(who)[1] for who in ("a", *pulls)]
     await trio.testing.wait_all_tasks_blocked()
     for (end,) in ends:
         with pytest.raises(EngineFailed, match="no such file"):
             end.read()
+    (failed,) = fetches.list_failed()
+    assert (failed.phase, failed.cause, failed.remedy, failed.pull) == (Phase.FAILED, "no such file", "mend it", 4)
+    assert len(overs) == 1
+    fetches.forget_failed(SOURCE.text)
+    assert fetches.list_failed() == ()
+
+
+async def test_of_many_failures_the_last_ones_are_told(depot, fetches):
+    async def fail(*args, **given):
+        raise EngineFailed("no such file")
+
+    depot.fetch = fail
+    sources = [parse_source(f"hf:org/repo/{number}.fake") for number in range(MOST_FAILED + 5)]
+    for source in sources:
+        await fetches.wait(source, "a", lambda fetch: None)
+    assert [failed.source for failed in fetches.list_failed()] == [source.text for source in sources[5:]]
+
+
+async def test_what_holds_a_fetch_up_is_logged(wait, depot, fetches, autojump_clock, caplog):
+    caplog.set_level(logging.INFO)
+    wait("a")
+    await trio.sleep(20)
+    depot.tells[0](Fetch(source=SOURCE.text, phase=Phase.FETCHING, stalled_seconds=12.0, cause="h answers 503"))
+    assert "stalled for 12 s: h answers 503" in caplog.text
+    depot.go.set()
 
 
 async def test_what_others_wait_for_is_told_at_once(wait, depot, turns):

@@ -364,6 +364,105 @@ async def test_a_pull_that_fails_says_why(begin, autojump_clock, depot, told):
     assert "is not what its origin says" in fetch.cause
 
 
+async def test_a_pull_that_failed_is_told_on_once_the_server_knows(begin, autojump_clock, depot, told):
+    weights = await begin()
+    depot.spoil = 1
+    weights.order(order(Pull(number=1, source=OTHER)))
+    await trio.sleep(60)
+    before = told[-1].fetches
+    weights.order(order())
+    await trio.sleep(5)
+    # (the very same: a server that has told it once is not to tell it again)
+    assert told[-1].fetches == before
+    assert before[0].pull == 1
+
+
+async def test_a_failure_is_told_until_the_next_try(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    depot.spoil = 1
+    waiting = want(weights)
+    await trio.sleep(100)
+    assert waiting.failed is not None
+    (fetch,) = told[-1].fetches
+    assert (fetch.phase, fetch.remedy, fetch.pull) == (Phase.FAILED, "try again", None)
+    assert "is not what its origin says" in fetch.cause
+    assert (fetch.rate, fetch.left_seconds, fetch.origin_bytes) == (None, None, SIZE)
+    want(weights)
+    await trio.sleep(5)
+    assert [fetch.phase for fetch in told[-1].fetches] == [Phase.FETCHING]
+    await trio.sleep(60)
+    assert told[-1].fetches == ()
+
+
+async def test_a_failure_that_nobody_tries_again_is_told_for_an_hour(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    depot.spoil = 1
+    want(weights)
+    await trio.sleep(3500)
+    assert len(told[-1].fetches) == 1
+    await trio.sleep(300)
+    assert told[-1].fetches == ()
+
+
+async def test_a_failure_is_over_when_others_have_brought_it(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    want(weights)
+    await trio.sleep(60)
+    ((name, manifest),) = depot.kept.items()
+    weights.give_back("shd-1")
+    del depot.kept[name]
+    await trio.sleep(60)
+    depot.spoil = 1
+    want(weights, "shd-2")
+    await trio.sleep(60)
+    assert [fetch.phase for fetch in told[-1].fetches] == [Phase.FAILED]
+    # As another program on the same folder does.
+    depot.kept[name] = manifest
+    await trio.sleep(60)
+    assert (told[-1].fetches, len(told[-1].cached)) == ((), 1)
+
+
+async def test_of_a_fetch_that_is_whole_nothing_is_left(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    # A folder that is looked at while it is fetched into, and a disk that takes its time.
+    want(weights)
+    await trio.sleep(10)
+    left = depot.list_unfinished()
+    assert len(left) == 1
+    depot.list_unfinished = lambda: left
+    await trio.sleep(60)
+    assert [each.whole for each in told[-1].cached] == [True]
+
+
+async def test_what_is_left_of_a_fetch_is_told_when_it_ends(begin, autojump_clock, want, depot, told):
+    full = False
+    depot.is_full = lambda: full
+    weights = await begin()
+    failing = want(weights)
+    cancelled = want(weights, "shd-2", source=OTHER)
+    await trio.sleep(10)
+    cancelled.scope.cancel()
+    await trio.sleep(2)
+    full = True
+    await trio.sleep(3)
+    assert failing.failed is not None
+    assert {(each.source, each.whole) for each in told[-1].cached} == {(SOURCE, False), (OTHER, False)}
+    assert [(each.source, each.phase) for each in told[-1].fetches] == [(SOURCE, Phase.FAILED)]
+
+
+async def test_what_can_not_be_looked_at_after_a_fetch_is_later(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    waiting = want(weights)
+    await trio.sleep(10)
+    listing, depot.list_unfinished = depot.list_unfinished, lambda: 1 // 0
+    waiting.scope.cancel()
+    await trio.sleep(3)
+    depot.list_unfinished = listing
+    assert told[-1].cached == ()
+    await trio.sleep(60)
+    assert len(told[-1].cached) == 1
+
+
 async def test_only_who_the_server_names_may_take_pieces(begin, autojump_clock):
     weights = await begin()
     members = tuple(Member(node=NodeId(name)) for name in ("n2", "n3"))

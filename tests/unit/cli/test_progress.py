@@ -53,17 +53,20 @@ def test_of_several_each_has_a_line_now_and_then() -> None:
     lines: list[str] = []
     with Bars(None, lines.append) as bars:
         for percent in range(0, 30, 5):
-            bars.show("n1", percent, 100, f"fetching {percent} %, {40 - percent}s left")
-        bars.show("n2", 0, None, "waits")
-        bars.show("n2", 0, None, "waits")
+            bars.show("n1", percent, 100, f"fetching {percent} %, {40 - percent}s left", doing="fetching")
+        bars.show("n2", 0, None, "waits", doing="waits")
+        bars.show("n2", 0, None, "waits", doing="waits")
         bars.say("nobody answers")
-        bars.show("n1", 100, 100, "ready")
+        for seconds in (10, 11):
+            bars.show("n1", 25, 100, f"fetching 25 %, stalled for {seconds}s", doing="fetching, stalled")
+        bars.show("n1", 100, 100, "ready", doing="ready")
     assert lines == [
         "n1: fetching 0 %, 40s left",
         "n1: fetching 10 %, 30s left",
         "n1: fetching 20 %, 20s left",
         "n2: waits",
         "nobody answers",
+        "n1: fetching 25 %, stalled for 10s",
         "n1: ready",
     ]
 
@@ -71,10 +74,10 @@ def test_of_several_each_has_a_line_now_and_then() -> None:
 def test_of_several_a_terminal_gets_a_bar_for_each() -> None:
     out = Terminal()
     with Bars(out) as bars:
-        bars.show("n[b]1", 1_000_000, 2_000_000, "fetching [50 %]")
-        bars.show("n2", 0, None, "waits")
+        bars.show("n[b]1", 1_000_000, 2_000_000, "fetching [50 %]", doing="fetching")
+        bars.show("n2", 0, None, "waits", doing="waits")
         bars.say("nobody [answers]")
-        bars.show("n[b]1", 2_000_000, 2_000_000, "ready")
+        bars.show("n[b]1", 2_000_000, 2_000_000, "ready", doing="ready")
     shown = out.getvalue()
     assert "n[b]1" in shown
     assert "2.0/2.0 MB" in shown

@@ -65,6 +65,9 @@ def test_windows_are_found_where_they_are_told() -> None:
     assert windows(layer_types=kinds) == [None] * 4
     chunked = ["chunked_attention"] * 3 + ["full_attention"]
     assert windows(layer_types=chunked, attention_chunk_size=8192) == [8192] * 3 + [None]
+    # (what is no list says nothing)
+    for odd in (5, True, float("nan"), {}, "full_attention"):
+        assert windows(layer_types=odd, layers_block_type=[], full_attention_interval=2, sliding_window=7) == [None] * 2
     assert windows(sliding_window=16, sliding_window_pattern=4) == [16, 16, 16, None]
     assert windows(sliding_window=16, model_type="gemma2") == [16, None, 16, None]
     assert windows(sliding_window=16, model_type="mistral") == [16] * 4

@@ -1,17 +1,21 @@
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmgw.core.holders import MOST_HOLDERS
 from llmgw.core.node import NodeId
 from llmgw.core.pieces import (
     AWAY_SECONDS,
     MOST_OF_ALL,
     MOST_OF_ONE,
+    MOST_PASSED,
     MOST_RUN_PIECES,
+    MOST_SWEPT,
     PATIENCE_SECONDS,
     REST_SECONDS,
     SECOND_ASK_SECONDS,
@@ -164,9 +168,9 @@ def test_the_rarest_piece_comes_first() -> None:
     pieces.hear(B, news(0, 1, 2), 0.0)
     pieces.hear(C, news(0, 1, 4), 0.0)
     pieces.hear(A, news(*range(6)), 0.0)
-    order = [piece for _, piece in bring(pieces)]
-    assert set(order[:2]) == {3, 5}
-    assert set(order[2:4]) == {2, 4}
+    order = bring(pieces)
+    for node, rare in ((A, {3, 5}), (B, {2}), (C, {4})):
+        assert {piece for _, piece in [each for each in order if each[0] == node][: len(rare)]} == rare
 
 
 def test_those_that_take_from_one_begin_with_different_pieces() -> None:
@@ -194,6 +198,92 @@ def test_one_member_has_two_transfers_and_all_have_eight() -> None:
     assert pieces.next_take(0.0) is None
     assert max(sum(each.node == name for each in taken) for name in names) <= MOST_OF_ONE
     assert len({each.piece for each in taken}) == MOST_OF_ALL
+
+
+def test_members_that_are_equally_good_are_asked_in_turn() -> None:
+    names = [f"w{number:02}" for number in range(16)]
+    pieces = make(2000, *(member(name, whole=True) for name in names))
+    for name in names:
+        pieces.hear(NodeId(name), news(*range(2000)), 0.0)
+    asked: Counter[NodeId] = Counter()
+    running = [take(pieces) for _ in range(MOST_OF_ALL)]
+    for _ in range(160 - MOST_OF_ALL):
+        done = running.pop(0)
+        pieces.got(0, done.piece, done.node, 0.0)
+        pieces.release(done)
+        asked[done.node] += 1
+        running.append(take(pieces))
+    asked.update(each.node for each in running)
+    assert set(asked.values()) == {10}
+
+
+def test_nodes_that_begin_at_once_begin_with_different_members() -> None:
+    names = [f"w{number:02}" for number in range(16)]
+    first: Counter[NodeId] = Counter()
+    for number in range(64):
+        pieces = Pieces(NodeId(f"n{number}"), "salt", [MOST_OF_ALL])
+        pieces.set_members([member(f"n{number}"), *(member(name, whole=True) for name in names)], 0.0)
+        for name in names:
+            pieces.hear(NodeId(name), news(*range(MOST_OF_ALL)), 0.0)
+        first.update(take(pieces).node for _ in range(MOST_OF_ALL))
+    assert len(first) == 16
+    assert max(first.values()) < 64
+
+
+def test_one_that_was_busy_long_is_asked_at_once_though_most_has_come_from_elsewhere() -> None:
+    pieces = make(4 * MOST_PASSED, member("a", whole=True), member("b", whole=True))
+    for node in (A, B):
+        pieces.hear(node, news(*range(4 * MOST_PASSED)), 0.0)
+    pieces.rest(A, 0.0)
+    for _ in range(3 * MOST_PASSED):
+        each = take(pieces)
+        assert each.node == B
+        pieces.got(0, each.piece, B, 0.0)
+        pieces.release(each)
+    taken = [take(pieces, REST_SECONDS) for _ in range(2 * MOST_OF_ONE)]
+    assert {each.node for each in taken} == {A, B}
+    assert len({each.piece for each in taken}) == len(taken)
+    for each in taken:
+        pieces.got(0, each.piece, each.node, REST_SECONDS)
+        pieces.release(each)
+    assert len(bring(pieces, REST_SECONDS)) == MOST_PASSED - len(taken)
+    assert pieces.left == 0
+
+
+@pytest.mark.slow
+def test_what_all_told_is_forgotten_when_they_go_however_much_it_was() -> None:
+    count = 3 * MOST_SWEPT // 2
+    pieces = make(count, member("a", whole=True), member("b", whole=True))
+    for node in (A, B):
+        pieces.hear(node, news(*range(count)), 0.0)
+    pieces.set_members([member("me")], 0.0)
+    assert [pieces.next_take(0.0) for _ in range(5)] == [None] * 5
+    pieces.set_members([member("me"), member("a", whole=True)], 0.0)
+    pieces.hear(A, news(7), 0.0)
+    assert bring(pieces) == [(A, 7)]
+    pieces.set_members([member("me")], 0.0)
+    assert read(pieces) == set(range(count)) - {7}
+
+
+def test_more_members_than_can_be_counted_do_no_harm() -> None:
+    names = [NodeId(f"n{number:03}") for number in range(MOST_HOLDERS + 10)]
+    pieces = make(2, *map(member, names))
+    for name in names:
+        pieces.hear(name, news(0), 0.0)
+    assert len(pieces.list_there(0.0)) == MOST_HOLDERS
+    assert [piece for _, piece in bring(pieces)] == [0]
+
+
+def test_of_those_far_away_whoever_has_told_of_something_is_asked() -> None:
+    far = [member(name, fabrics=("ib2",), whole=True) for name in ("a", "b")]
+    pieces = make(6, *far)
+    pieces.hear(A, news(4, 5), 0.0)
+    pieces.hear(B, news(1, 4), 0.0)
+    taken = [take(pieces) for _ in range(3)]
+    assert sorted(each.piece for each in taken) == [1, 4, 5]
+    assert pieces.next_take(0.0) is None
+    pieces.release(taken[0])
+    assert take(pieces).piece == taken[0].piece
 
 
 def test_a_piece_that_failed_is_asked_for_again() -> None:
@@ -336,8 +426,9 @@ def test_a_piece_that_two_tell_otherwise_is_had_from_the_origin_and_the_liar_is_
     pieces.hear(A, news(0, 1, 2, 3), 0.0)
     pieces.hear(B, [*news(0, 1, 3), *news(2, mark="f")], 0.0)
     assert sorted(piece for _, piece in bring(pieces)) == [0, 1, 3]
-    assert read(pieces) == {2}
     assert pieces.compare(0, 2, "0" * 64) == (B,)
+    assert pieces.compare(0, 2, "f" * 64) == (A,)
+    assert read(pieces) == {2}
 
 
 def test_a_distrusted_file_comes_from_the_origin_alone() -> None:
@@ -346,12 +437,12 @@ def test_a_distrusted_file_comes_from_the_origin_alone() -> None:
     assert len(bring(pieces)) == 8
     for piece in range(8):
         pieces.lost(0, piece)
-    pieces.distrust(0)
     pieces.hear(A, news(*range(8)), 1.0)
     assert pieces.next_take(1.0) is None
+    assert pieces.suspend_silent(100.0) == ()
+    assert pieces.compare(0, 0, "f" * 64) == (A,)
     assert read(pieces, 1.0) == set(range(8))
     assert pieces.left == 0
-    assert pieces.compare(0, 0, "f" * 64) == (A,)
 
 
 def test_a_file_that_is_read_in_order_is_one_request_for_all_of_it() -> None:
@@ -365,6 +456,8 @@ def test_a_file_that_is_read_in_order_is_one_request_for_all_of_it() -> None:
     assert run == Run(file=0, start=0, stop=100, ordered=True)
     assert pieces.next_run(0.0) is None
     assert [piece for piece in range(100) if not pieces.begin(0, piece, 0.0)] == [7]
+    pieces.lost(0, 7)
+    assert pieces.next_run(0.0) is None
     assert pieces.goes_on(0, 99)
     pieces.got(0, 99)
     assert not pieces.goes_on(0, 99)
@@ -375,6 +468,40 @@ def test_nonsense_of_a_member_is_passed_over() -> None:
     pieces.hear(A, [(0, 2, "0" * 64), (1, 0, "0" * 64), (-1, 0, "0" * 64), (0, -1, "0" * 64)], 0.0)
     pieces.hear(NodeId("stranger"), news(0), 0.0)
     assert pieces.next_take(0.0) is None
+
+
+def test_what_comes_twice_or_from_one_that_is_gone_counts_once() -> None:
+    pieces = make(3, member("a", whole=True))
+    pieces.hear(A, news(0, 1, 2), 0.0)
+    gone = take(pieces)
+    pieces.set_members([member("me")], 0.0)
+    for _ in range(2):
+        pieces.got(0, gone.piece, A, 1.0)
+    pieces.got(0, gone.piece)
+    pieces.lacks(gone)
+    pieces.rest(A, 1.0)
+    pieces.release(gone)
+    assert pieces.left == 2
+    assert pieces.compare(0, gone.piece, "f" * 64) == ()
+    assert read(pieces, 1.0) == {0, 1, 2} - {gone.piece}
+
+
+def test_what_is_wrong_before_it_is_here_comes_from_the_origin_too() -> None:
+    pieces = make(2, member("a", fabrics=("ib2",), whole=True))
+    pieces.hear(A, news(0, 1), 0.0)
+    pieces.lost(0, 1)
+    assert [piece for _, piece in bring(pieces)] == [0]
+    assert pieces.left == 1
+    assert read(pieces) == {1}
+
+
+def test_a_run_gives_way_to_one_near_that_has_all_of_it() -> None:
+    pieces = make(10)
+    run = pieces.next_run(0.0)
+    assert run is not None
+    assert not pieces.is_in_order(0)
+    pieces.set_members([member("me"), member("a", whole=True)], 0.0)
+    assert not pieces.begin(0, run.start, 0.0)
 
 
 def test_a_member_that_goes_takes_its_transfers_along() -> None:

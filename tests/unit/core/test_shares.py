@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmgw.core.node import NodeId
-from llmgw.core.shares import Shares
+from llmgw.core.shares import MOST_BLOCKS, Shares
 
 NAMES = [NodeId(f"n{number}") for number in range(6)]
 groups = st.lists(st.sampled_from(NAMES), min_size=1, max_size=6, unique=True)
@@ -51,6 +51,13 @@ def test_blocks_cover_all_places_once(files: list[int]) -> None:
             assert shares.file_of(place) == file
             assert place in shares.blocks[shares.block_of(place)]
             assert shares.blocks_from(place)[-1] == shares.block_of(shares.places_of(file)[-1])
+
+
+@given(st.integers(1, 40), st.integers(0, 400))
+def test_however_many_files_there_are_the_blocks_are_not_many_more(files: int, pieces: int) -> None:
+    shares = Shares(NAMES[0], "salt", [pieces] * files)
+    assert len(shares.blocks) <= MOST_BLOCKS + files
+    assert [place for block in shares.blocks for place in block] == list(range(files * pieces))
 
 
 def test_a_file_that_is_read_in_order_is_one_nodes() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmgw.core.node import FabricFound, Node, NodeId
-from llmgw.core.sharing import MOST_FETCHING, MOST_WHOLE, Sharing, find_free
-from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase, Swarm
+from llmgw.core.sharing import MOST_FETCHING, MOST_RELAYED, MOST_WHOLE, MOST_WHOLE_RELAYED, Sharing, find_free
+from llmgw.core.weights import RELAY, Cached, Fetch, NodeWeights, Phase, Swarm
 
 HUB, OTHER = "hf:org/repo/a.gguf", "hf:org/repo/b.gguf"
 URL = "https://models.internal/a.gguf"
@@ -39,9 +39,15 @@ def fetches(
     return NodeWeights(seed=seed, fetches=(fetch,))
 
 
-def share(weights: Mapping[str, NodeWeights], *, seeds: bool = True, on: Mapping[str, str] | None = None) -> Sharing:
+def share(
+    weights: Mapping[str, NodeWeights],
+    *,
+    seeds: bool = True,
+    relays: bool = False,
+    on: Mapping[str, str] | None = None,
+) -> Sharing:
     """What follows once all of these have spoken; ``on`` says who is on which fabric."""
-    sharing = Sharing(seeds=seeds)
+    sharing = Sharing(seeds=seeds, relays=relays)
     sharing.allow(frozenset({HUB, OTHER, URL}))
     for name, said in weights.items():
         fabric = (on or {}).get(name)
@@ -263,3 +269,47 @@ def test_what_a_shard_of_another_machine_uses_is_kept_on_a_folder_that_both_have
     }
     assert find_free([], shared) == {}
     assert list(find_free([], {**shared, NodeId("n3"): one})) == ["n3"]
+
+
+def seeds_of(sharing: Sharing, name: str) -> dict[str, str | None]:
+    (swarm,) = sharing.swarms(NodeId(name))
+    return {member.node: member.seed for member in swarm.members}
+
+
+def test_by_relay_all_are_taken_from_through_the_server() -> None:
+    sharing = share({"n1": has("c1", seed=None), "n2": fetches("c1", seed=None), "n3": fetches("c1")}, relays=True)
+    assert seeds_of(sharing, "n2") == {"n1": RELAY, "n2": RELAY, "n3": RELAY}
+
+
+def test_by_relay_nodes_of_one_fabric_reach_each_other_where_they_have_an_address() -> None:
+    weights = {
+        "n1": fetches("c1", seed="10.1.0.1:7444"),
+        "n2": fetches("c1", seed="10.1.0.2:7444"),
+        "n3": fetches("c1", seed=None),
+        "n4": has("c1", seed="10.2.0.4:7444"),
+        "n5": has("c1", seed="10.1.0.5:7444"),
+    }
+    sharing = share(weights, relays=True, on={"n1": "ib0", "n2": "ib0", "n3": "ib0", "n4": "ib1", "n5": "ib0"})
+    expected = {"n1": "10.1.0.1:7444", "n2": "10.1.0.2:7444", "n3": RELAY, "n4": RELAY, "n5": "10.1.0.5:7444"}
+    assert seeds_of(sharing, "n1") == expected
+
+
+def test_a_node_is_reached_in_one_way_from_its_fabric_and_in_another_from_elsewhere() -> None:
+    weights = {"n1": has("c1", seed="10.1.0.1:7444"), "n2": fetches("c1"), "n3": fetches("c1")}
+    sharing = share(weights, relays=True, on={"n1": "ib0", "n2": "ib0", "n3": "ib1"})
+    assert seeds_of(sharing, "n2")["n1"] == "10.1.0.1:7444"
+    assert seeds_of(sharing, "n3")["n1"] == RELAY
+
+
+def test_by_relay_few_are_told_of_each_other() -> None:
+    fetching = {f"n{number:02}": fetches("c1", seed=None) for number in range(3 * MOST_RELAYED)}
+    whole = {f"w{number:02}": has("c1", seed=None) for number in range(2 * MOST_WHOLE_RELAYED)}
+    sharing = share({**fetching, **whole}, relays=True)
+    for name in fetching:
+        ((_, members),) = told(sharing, name)
+        assert len(members) == MOST_RELAYED + MOST_WHOLE_RELAYED
+
+
+def test_by_relay_an_address_gives_what_any_node_has() -> None:
+    weights = {"n1": has("c1", source=URL, seed=None), "n2": fetches(None, source=URL, seed=None)}
+    assert told(share(weights, relays=True), "n2") == [("c1", ["n1*", "n2"])]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from llmgw.core.model import Lora, Model, ModelName
 from llmgw.core.weights import (
+    MOST_PARTS,
     MOST_PIECE_BYTES,
     MOST_PIECES,
     Cached,
@@ -27,6 +28,7 @@ from llmgw.core.weights import (
     list_sources,
     parse_source,
     piece_bytes_of,
+    tell_too_many_parts,
 )
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -40,6 +42,11 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
         ("hf:org/repo/sub/x.gguf@main", Origin.HUB, True, "x.gguf"),
         ("https://models.internal/a/x.gguf?sig=1", Origin.URL, True, "x.gguf"),
         ("http://10.0.0.1:8000/x.gguf", Origin.URL, True, "x.gguf"),
+        ("http://10.0.0.1/x.gguf#y?z", Origin.URL, True, "x.gguf"),
+        ("https://[2001:db8::1]/x.gguf", Origin.URL, True, "x.gguf"),
+        ("https://[::1]:65535/x.gguf", Origin.URL, True, "x.gguf"),
+        ("https://models_1.b\u00fccher.example./x.gguf", Origin.URL, True, "x.gguf"),
+        ("hf:org/repo/x-?.gguf", Origin.HUB, True, "x-?.gguf"),
         ("Qwen/Qwen2.5-7B-Instruct", Origin.REPOSITORY, False, "Qwen2.5-7B-Instruct"),
     ],
 )
@@ -66,14 +73,32 @@ def test_a_source_of_the_hub_is_taken_apart() -> None:
         ("hf:org/repo/", "names no file of org/repo"),
         ("hf:org/repo/../x.gguf", "no part of it may be"),
         ("hf:org/repo//x.gguf", "no part of it may be"),
-        ("hf:org/repo/a\\b.gguf", "no part of it may be"),
-        ("hf:org/repo/a\nb.gguf", "no part of it may be"),
+        ("hf:org/repo/a\\b.gguf", "its parts are divided by /"),
+        ("hf:org/repo/a\nb.gguf", "holds \\n, which nobody can see"),
+        ("https://host/a\x1bb.gguf", "holds \\x1b, which nobody can see"),
+        ("org/re\u200bpo", "holds \\u200b, which nobody can see"),
+        ("s3://a\rb", "holds \\r, which nobody can see"),
         ("hf:org/repo/x.gguf@", "is no revision"),
         ("hf:org/repo/x.gguf@-x y", "is no revision"),
         ("https://", "is no address of a file"),
         ("https://host", "is no address of a file"),
         ("https://host/folder/", "is no address of a file"),
         ("https://host/a b", "is no address of a file"),
+        ("https://h:99999/x.gguf", "99999 is no port: write a number from 1 to 65535"),
+        ("https://h:0/x.gguf", "0 is no port"),
+        ("https://h:http/x.gguf", "http is no port"),
+        ("https://h:/x.gguf", "nothing is no port"),
+        ("https://h:1:2/x.gguf", "1:2 is no port"),
+        ("https://[::1/x.gguf", "[::1 is no host"),
+        ("https://::1/x.gguf", "::1 is no host"),
+        ("https://[::1]x/x.gguf", "[::1]x is no host"),
+        ("https://[host]/x.gguf", "[host] is no host"),
+        ("https://10.0.0.256/x.gguf", "10.0.0.256 is no host"),
+        ("https://:80/x.gguf", ":80 is no host"),
+        ("https://a..b/x.gguf", "a..b is no host"),
+        ("https://a%20b/x.gguf", "a%20b is no host"),
+        (f"https://{'a' * 64}/x.gguf", "is no host"),
+        (f"https://{'a.' * 127}/x.gguf", "is no host"),
         ("s3://bucket/x.gguf", "s3: is no scheme that is fetched"),
         ("oci:x", "oci: is no scheme"),
         ("x.gguf", "a source is a whole path"),
@@ -86,12 +111,14 @@ def test_what_is_no_source_says_why(text: str, why: str) -> None:
     assert source.origin is Origin.UNKNOWN
     assert not source.is_fetched
     assert why in source.why
+    assert (source.text + source.why).isprintable()
 
 
 def test_a_password_in_an_address_is_neither_taken_nor_shown() -> None:
     source = parse_source("https://me:s3cret@host/x.gguf")
     assert source.origin is Origin.UNKNOWN
     assert "s3cret" not in repr(source)
+    assert "s3cret" not in repr(parse_source("https://me:s3cret\n@host/x.gguf"))
 
 
 @given(st.text())
@@ -118,6 +145,13 @@ def test_a_file_that_is_one_of_several_brings_the_others() -> None:
     assert list_parts(parts[1]) == parts
     assert list_parts("x.gguf") == ("x.gguf",)
     assert list_parts("x-00001-of-00000.gguf") == ("x-00001-of-00000.gguf",)
+
+
+def test_a_name_that_tells_of_more_parts_than_any_model_has_brings_none() -> None:
+    most, beyond = (f"x-00001-of-{count:05}.gguf" for count in (MOST_PARTS, MOST_PARTS + 1))
+    assert (len(list_parts(most)), list_parts(beyond)) == (MOST_PARTS, (beyond,))
+    assert [tell_too_many_parts(name) for name in ("x.gguf", most)] == [None, None]
+    assert tell_too_many_parts(beyond) == "says that it is one of 1001 parts: more than 1000 are no model"
 
 
 @given(st.integers(min_value=0, max_value=2**42))

@@ -9,6 +9,8 @@ from llmgw.host.answers import Answer, Target, check_answer, size_of
 from llmgw.host.weights_errors import Broken, FetchFailed, Kind, NoRanges
 
 URL = httpx.URL("https://host/x.gguf?secret")
+# More digits than Python makes a number of.
+ENDLESS = "9" * 5000
 TARGET = Target(url=URL, name="x.gguf", size_bytes=1000, mark='"m"')
 
 
@@ -28,6 +30,10 @@ def answer(status: int, said: dict[str, str] | None = None, **headers: str) -> A
         (answer(200, content_length="70", content_encoding="gzip"), None),
         (answer(200, content_length="-3"), None),
         (answer(200, {"x-linked-size": "1000"}, content_length="3"), 1000),
+        (answer(200, content_length=ENDLESS), None),
+        (answer(206, content_range=f"bytes 0-0/{ENDLESS}", content_length="1"), None),
+        (answer(206, content_range="bytes 0-0/" + "9" * 18, content_length="1"), 10**18 - 1),
+        (answer(200, {"x-linked-size": ENDLESS}, content_length="3"), 3),
     ],
 )
 def test_how_long_a_file_is(found: Answer, size: int | None) -> None:
@@ -49,6 +55,7 @@ def test_what_tells_a_file_from_another() -> None:
         (answer(206, content_range="bytes 100-150/1000"), 0),
         (answer(200, content_length="1000"), 100),
         (answer(200), 100),
+        (answer(200, {"x-linked-size": ENDLESS}, content_length="01000"), 100),
     ],
 )
 def test_where_the_bytes_begin(found: Answer, skipped: int) -> None:
@@ -72,7 +79,17 @@ def test_another_file_is_found_out(found: Answer) -> None:
     assert "secret" not in raised.value.message
 
 
-@pytest.mark.parametrize("told", ["bytes 0-99/1000", "bytes 100-200/1000", "bytes x", "items 100-199/1000"])
+@pytest.mark.parametrize(
+    "told",
+    [
+        "bytes 0-99/1000",
+        "bytes 100-200/1000",
+        "bytes x",
+        "items 100-199/1000",
+        f"bytes 100-199/{ENDLESS}",
+        f"bytes 100-{ENDLESS}/1000",
+    ],
+)
 def test_other_bytes_are_no_answer(told: str) -> None:
     with pytest.raises(Broken):
         check_answer(answer(206, content_range=told), TARGET, 100, 200)

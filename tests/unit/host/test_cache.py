@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -101,7 +102,6 @@ def test_a_cache_that_is_not_there_is_empty(cache, caplog):
     assert cache.remove(SOURCE, "c" * 40) == 0
     assert caplog.text == ""
     assert not cache.folder.exists()
-    assert cache.mount() is not None
 
 
 def test_the_newest_commit_is_found(cache):
@@ -115,6 +115,38 @@ def test_the_newest_commit_is_found(cache):
     assert path == cache.folder / key_of(SOURCE) / ("a" * 40)
     assert (path / "a/one.bin").read_bytes() == CONTENT["a/one.bin"]
     assert (cache.folder / key_of(SOURCE) / "source").read_text() == f"{SOURCE}\n"
+
+
+def test_what_its_origin_went_back_to_is_the_newest_again(cache):
+    first = fetch(cache, listing_of(CONTENT), now=10.0)
+    second = fetch(cache, listing_of(CONTENT, commit="a" * 40), now=5000.0)
+    assert cache.renew(SOURCE, "b" * 40, 20.0) is None
+    assert cache.renew("another", "a" * 40, 20.0) is None
+    assert cache.renew(SOURCE, "a" * 40, 20.0) == second
+    renewed = cache.renew(SOURCE, "c" * 40, 20.0)
+    assert renewed == replace(first, fetched_at=5001.0)
+    assert cache.renew(SOURCE, "c" * 40, 6000.0) == renewed
+    for each in (cache, Cache(cache.folder)):
+        assert each.find(SOURCE) == renewed
+        assert set(each.list()) == {renewed, second}
+    assert cache.renew(SOURCE, "a" * 40, 6000.0) == cache.find(SOURCE) == replace(second, fetched_at=6000.0)
+    use = cache.use(first)
+    with pytest.raises(NotRemoved, match="in use"):
+        cache.remove(SOURCE, first.commit)
+    use.close()
+    for commit in ("c" * 40, "a" * 40):
+        assert cache.remove(SOURCE, commit) > PIECE
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_that_it_is_the_newest_again_has_to_be_noted(cache):
+    fetch(cache, listing_of(CONTENT), now=1.0)
+    second = fetch(cache, listing_of(CONTENT, commit="a" * 40), now=2.0)
+    (cache.folder / key_of(SOURCE) / ("c" * 40) / ".manifest.renewed").symlink_to("two.bin")
+    with pytest.raises(FetchFailed, match=r"\.manifest\.renewed: it is a link") as raised:
+        cache.renew(SOURCE, "c" * 40, 3.0)
+    assert raised.value.kind is Kind.DISK
+    assert Cache(cache.folder).find(SOURCE) == second
 
 
 def test_an_engine_that_takes_a_file_is_pointed_at_it(cache):
@@ -233,6 +265,54 @@ async def test_a_body_that_fails_lets_go(cache):
         pass
 
 
+async def test_of_a_fetch_that_brought_nothing_nothing_stays(cache):
+    async with cache.hold(SOURCE, pytest.fail):
+        pass
+    assert list(cache.folder.iterdir()) == []
+    with trio.move_on_after(60) as scope:
+        async with cache.hold(SOURCE, pytest.fail):
+            scope.cancel()
+            await trio.sleep_forever()
+    assert list(cache.folder.iterdir()) == []
+    async with cache.hold(SOURCE, pytest.fail):
+        await trio.to_thread.run_sync(lambda: cache.open_partial(listing_of(CONTENT)).close())
+    assert [path.name for path in cache.folder.iterdir()] == [key_of(SOURCE)]
+
+
+async def test_whoever_waits_has_it_when_its_folder_goes_with_the_first(cache, autojump_clock):
+    seen = trio.Event()
+    async with trio.open_nursery() as nursery, cache.hold(SOURCE, pytest.fail):
+        nursery.start_soon(wait_and_hold, Cache(cache.folder), seen)
+        await seen.wait()
+    assert list(cache.folder.iterdir()) == []
+
+
+async def test_a_folder_that_is_another_programs_by_now_is_left_alone(cache):
+    async with cache.hold(SOURCE, pytest.fail):
+        shutil.rmtree(cache.folder)
+        theirs = cache.hold(SOURCE, pytest.fail)
+        await theirs.__aenter__()
+    assert (cache.folder / key_of(SOURCE) / ".lock").exists()
+    await theirs.__aexit__(None, None, None)
+    assert list(cache.folder.iterdir()) == []
+
+
+async def test_what_killed_fetches_have_left_is_tidied_away(cache):
+    cache.tidy()
+    await trio.to_thread.run_sync(fetch, cache, listing_of(CONTENT))
+    for source in ("left", "emptied", "held"):
+        (cache.folder / key_of(source)).mkdir()
+    (cache.folder / key_of("left") / ".lock").touch()
+    (cache.folder / key_of("left") / "source").touch()
+    (cache.folder / "mine").mkdir()
+    async with cache.hold("held", pytest.fail):
+        cache.tidy()
+        assert {path.name for path in cache.folder.iterdir()} == {key_of(SOURCE), key_of("held"), "mine"}
+    (cache.folder / key_of("left")).mkdir()
+    assert cache.remove(SOURCE, "c" * 40) > PIECE
+    assert [path.name for path in cache.folder.iterdir()] == ["mine"]
+
+
 async def test_a_source_that_goes_away_while_somebody_waits_is_held_anew(cache, autojump_clock):
     manifest = await trio.to_thread.run_sync(fetch, cache, listing_of(CONTENT))
     async with cache.hold(SOURCE, lambda who: None), trio.open_nursery() as nursery:
@@ -338,7 +418,7 @@ def fast(tmp_path):
 
 # Each call into the operating system that a fetch makes is one after which it may be killed, or which may fail.
 BOUNDARIES = """
-HARMLESS = {"close", "getpid", "fspath", "fsencode", "fsdecode"}
+HARMLESS = {"close", "getpid", "fspath", "fsencode", "fsdecode", "makedev"}
 
 def count_calls(act, folder, fail=None):
     seen = [0]
@@ -415,7 +495,8 @@ for number in range(1, total + 1):
     assert len(os.listdir("/proc/self/fd")) == before, number
     fetch(folder, 1)
     assert is_right(folder), number
-    left = sorted(path.name for path in folder.glob("*/*"))
+    # (who looks for room to be had locks what it looks at)
+    left = sorted(path.name for path in folder.glob("*/*") if path.name != ".lock")
     assert left == ["c" * 40, "source"], (number, left)
     shutil.rmtree(folder)
 print(told, end="")
@@ -426,7 +507,8 @@ print(told, end="")
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [28, 5], ids=["ENOSPC", "EIO"])
 def test_any_call_to_the_system_that_fails_is_told_and_can_be_gone_on_from(fast, number):
-    assert int(run(FAILED, fast, number)) > 60
+    # (what a full disk refuses is tried once more, when some room was made)
+    assert int(run(FAILED, fast, number)) > 40
 
 
 @pytest.fixture
@@ -448,18 +530,47 @@ def test_too_little_room_is_told_with_figures_before_the_first_byte(small_disk):
     assert raised.value.remedy.startswith("free 1.1 MB there")
 
 
-def test_what_one_fetch_was_promised_another_one_does_not_get(small_disk):
+async def test_what_one_fetch_was_promised_another_one_does_not_get(small_disk):
     cache = Cache(small_disk / "cache")
-    first = cache.open_partial(listing_of({"x": bytes(4 * PIECE)}))
-    with pytest.raises(NoRoom):
-        cache.open_partial(listing_of({"x": bytes(4 * PIECE)}, source="another"))
-    cache.open_partial(listing_of({"x": bytes(PIECE)}, source="another")).close()
-    first.close()
+    async with cache.hold(SOURCE, pytest.fail):
+        first = cache.open_partial(listing_of({"x": bytes(4 * PIECE)}))
+        with pytest.raises(NoRoom):
+            cache.open_partial(listing_of({"x": bytes(4 * PIECE)}, source="another"))
+        cache.open_partial(listing_of({"x": bytes(PIECE)}, source="another")).close()
+        first.close()
+
+
+KILLED_WITH_ROOM = """
+import signal
+from dataclasses import replace
+more = (FileListed(name="more", size_bytes=3 * PIECE), FileListed(name="two.bin", size_bytes=PIECE))
+partial = Cache(pathlib.Path(sys.argv[1])).open_partial(replace(LISTING, files=more))
+partial.write(1, 0, CONTENT["two.bin"], None)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+@pytest.mark.slow
+def test_room_that_a_killed_fetch_had_taken_goes_to_one_that_needs_it(small_disk):
+    cache = Cache(small_disk / "cache")
+    with pytest.raises(subprocess.CalledProcessError):
+        run(KILLED_WITH_ROOM, cache.folder)
+    (leftover,) = cache.list_partials()
+    if leftover.size_bytes < 4 * PIECE:
+        pytest.skip("this filesystem takes no room beforehand")
+    cache.open_partial(listing_of({"x": bytes(4 * PIECE)}, source="another")).close()
+    (left,) = (each for each in cache.list_partials() if each.source == SOURCE)
+    assert left.size_bytes < 2 * PIECE
+    part = cache.folder / left.key / f"{left.commit}.part"
+    assert (part / "two.bin").read_bytes() == random.Random("two.bin").randbytes(PIECE)
 
 
 def test_a_commit_on_its_way_makes_room_for_the_next_of_its_source(small_disk):
     cache = Cache(small_disk / "cache")
-    cache.open_partial(listing_of({"x": bytes(4 * PIECE)}, commit="a" * 40)).close()
+    partial = cache.open_partial(listing_of({"x": bytes(4 * PIECE)}, commit="a" * 40))
+    for piece in range(4):
+        partial.write(0, piece, bytes(PIECE), None)
+    partial.close()
     cache.open_partial(listing_of({"x": bytes(4 * PIECE)}, commit="b" * 40)).close()
     assert [leftover.commit for leftover in cache.list_partials()] == ["b" * 40]
 

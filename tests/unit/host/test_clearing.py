@@ -18,15 +18,17 @@ from llmgw.host.clearing import (
     read_source,
     remove_commit,
     remove_leftover,
+    tidy_key,
     use_commit,
 )
+from llmgw.host.extents import take_room
 from llmgw.host.key_lock import try_lock
 from llmgw.host.manifest_file import write_manifest
 
 SOURCE = "hf:org/repo/*"
 COMMIT = "c" * 40
 KEY = key_of(SOURCE)
-FILES = tuple(FileKept(name=name, size_bytes=100, sha256="s", pieces=("p",)) for name in ("f", "a/g"))
+FILES = tuple(FileKept(name=name, size_bytes=100, sha256="s", pieces=("a" * 64,)) for name in ("f", "a/g"))
 
 
 @pytest.fixture
@@ -212,6 +214,25 @@ def test_what_never_came_whole_is_listed_and_removed(cache, make, precious):
     assert remove_leftover(cache, Leftover(key="0" * 32, source=None, commit="d", size_bytes=0, changed_at=0)) == 0
     with cache.enter(KEY) as key:
         assert key.names() == ["..part", ".lock", COMMIT, "e.part", "f.part", "source"]
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_of_what_was_killed_only_what_never_came_is_tidied_away(cache, make, alone):
+    make()
+    with cache.enter(KEY) as key, key.enter("d.part", make=True) as part:
+        file = part.open("f", os.O_RDWR | os.O_CREAT)
+        if not take_room(file, 3_000_000):
+            pytest.skip("this filesystem takes no room beforehand")
+        os.pwrite(file, b"came", 1_000_000)
+        lock = try_lock(key)
+        tidy_key(cache, key, alone=True)
+        assert os.fstat(file).st_blocks * 512 >= 3_000_000
+        os.close(lock)
+        tidy_key(cache, key, alone=alone)
+        assert (os.fstat(file).st_blocks * 512 < 100_000) is alone
+        assert os.pread(file, 4, 1_000_000) == b"came"
+        os.close(file)
+        assert key.names() == [".lock", COMMIT, "d.part", "source"]
 
 
 @pytest.mark.parametrize("content", [None, b"another\n", b"\xff"])

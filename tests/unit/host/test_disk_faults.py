@@ -20,7 +20,7 @@ from llmgw.host.weights_errors import Kind
         (errno.EDQUOT, "quota", "free some space there or name another folder"),
         (errno.EFBIG, "File too large", "ulimit -f"),
         (errno.EACCES, f"Permission denied, on / .*, as user {os.geteuid()}", "give it to that user"),
-        (errno.EROFS, "Read-only", "give it to that user"),
+        (errno.EROFS, "Read-only", "mount it so that it can be written to"),
         (errno.ELOOP, "links", "remove /nowhere/x, or"),
         (errno.EIO, "Input/output error", "dmesg"),
     ],

@@ -84,5 +84,19 @@ def test_a_folder_that_others_write_to_is_known_by_its_path_or_its_device(tmp_pa
     assert found == [True, True, False]
 
 
+def test_lines_that_mean_nothing_are_passed_over(tmp_path):
+    (tmp_path / "models").mkdir()
+    table = mounts(tmp_path, "nonsense", "36 35 x:y / / rw - nfs s rw", line(tmp_path / "models", "nfs"))
+    assert is_shared(tmp_path / "models", table)
+    assert not is_shared(tmp_path, table)
+
+
+def test_a_folder_that_can_not_be_looked_at_hides_no_other(tmp_path):
+    odd = tmp_path / ("x" * 300)
+    (disk,) = read_disks([odd, tmp_path])
+    assert disk.path == str(tmp_path)
+    assert not is_shared(odd)
+
+
 def test_a_machine_that_does_not_tell_its_mounts_tells_its_disks(tmp_path):
     assert len(read_disks([tmp_path], tmp_path / "none")) == 1

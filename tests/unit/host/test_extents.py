@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from llmgw.host.extents import begin_writing, take_room
+from llmgw.host.extents import begin_writing, give_back_room, take_room
 
 SIZE = 300_000
 
@@ -65,3 +65,37 @@ def test_writing_is_begun_and_harms_nothing(file, tmp_path):
     os.close(reader)
     os.close(writer)
     assert (tmp_path / "f").read_bytes() == b"abc"
+
+
+def test_room_of_what_never_came_is_given_back_and_what_came_stays(file):
+    size = 64 * SIZE
+    os.pwrite(file, b"abc", 10 * SIZE)
+    if not take_room(file, size):
+        pytest.skip("this filesystem takes no room beforehand")
+    os.pwrite(file, b"x" * SIZE, 40 * SIZE)
+    give_back_room(file)
+    found = os.fstat(file)
+    assert found.st_size == size
+    assert found.st_blocks * 512 < 3 * SIZE
+    assert os.pread(file, 5, 10 * SIZE - 1) == b"\0abc\0"
+    assert os.pread(file, SIZE + 2, 40 * SIZE - 1) == b"\0" + b"x" * SIZE + b"\0"
+    assert take_room(file, size)
+    assert os.fstat(file).st_blocks * 512 >= size
+
+
+def test_of_what_is_all_there_nothing_is_given_back(file):
+    os.pwrite(file, b"x" * SIZE, 0)
+    blocks = os.fstat(file).st_blocks
+    give_back_room(file)
+    assert os.fstat(file).st_blocks == blocks
+    assert os.pread(file, SIZE, 0) == b"x" * SIZE
+    os.ftruncate(file, 0)
+    give_back_room(file)
+    assert os.fstat(file).st_size == 0
+
+
+def test_a_disk_that_fails_meanwhile_says_so(tmp_path):
+    reading = os.open(tmp_path, os.O_RDONLY)
+    os.close(reading)
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        give_back_room(reading)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, closing
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,7 +22,8 @@ from llmgw.core.node import NodeId
 from llmgw.core.weights import Fetch, FileListed, Listing, Member, Phase, Source, Swarm, key_of, parse_source
 from llmgw.host.cache import Cache
 from llmgw.host.fetch import fetch
-from llmgw.host.peers import open_peers
+from llmgw.host.partial import Partial
+from llmgw.host.peers import PeerGone, Told, open_peers
 from llmgw.host.retries import MOST_TRIES
 from llmgw.host.weights_errors import Broken, FetchFailed, Kind
 from llmgw.reactor.rate import Rate
@@ -28,6 +31,7 @@ from llmgw.reactor.rate import Rate
 TEXT = "hf:org/repo/x.bin"
 FILE = "org/repo/x.bin"
 SIZE = 6 * MIB + 12345
+SLOW_DISK = "the disk is slow: what has come is not written yet"
 
 
 @pytest.fixture
@@ -93,6 +97,23 @@ async def test_a_pull_asks_the_origin_for_the_newest(tmp_path: Path, origin: Fak
         assert await cluster.fetch(node, TEXT) == first
         second = await cluster.fetch(node, TEXT, newest=True)
         assert read_kept(node, second, "x.bin") == changed
+
+
+async def test_a_pull_of_what_is_here_already_makes_it_what_a_launch_takes(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    path, text = tmp_path / "files" / FILE, f"{origin.url}/{FILE}"
+    os.utime(path, (1000, 1000))
+    async with open_node(tmp_path, origin) as (cluster, node):
+        first = await cluster.fetch(node, text, newest=True)
+        path.write_bytes(b"a bad upload")
+        second = await cluster.fetch(node, text, newest=True)
+        assert node.cache.find(text) == second
+        path.write_bytes(content)
+        os.utime(path, (1000, 1000))
+        assert (await cluster.fetch(node, text, newest=True)).commit == first.commit
+        assert (node.last.phase, node.last.origin_bytes) == (Phase.READY, 0)
+        assert (await cluster.fetch(node, text)).commit == first.commit
 
 
 async def test_the_clusters_commit_is_taken_rather_than_a_newer_one(tmp_path: Path, origin: FakeOrigin) -> None:
@@ -263,8 +284,8 @@ async def test_a_file_that_is_not_what_the_hub_says_is_fetched_once_more_and_the
 async def test_what_came_wrong_once_comes_right_the_second_time(
     tmp_path: Path, origin: FakeOrigin, content: bytes
 ) -> None:
-    # One piece of it, at its first request, whichever that is.
-    origin.fault(FILE, flip=5, times=8)
+    # (its first piece is asked for at first)
+    origin.fault(FILE, flip=5, times=4)
     async with open_node(tmp_path, origin) as (cluster, node):
         manifest = await cluster.fetch(node, TEXT)
         assert read_kept(node, manifest, "x.bin") == content
@@ -411,6 +432,197 @@ async def test_after_ten_tries_in_vain_it_says_why(
     assert len(origin.asked) == MOST_TRIES
     assert origin.asked[-1] - origin.asked[0] >= 1 + 2 + 4 + 8 + 16 + 4 * 30
     assert (told[-1].phase, told[-1].pull, told[-1].remedy) == (Phase.FAILED, 3, "wait")
+
+
+class Course:
+    """An origin in a time of its own, and what a fetch from it says. ``pauses``: how long it is silent before each
+    read, -1 where that fails; a read brings ``chunk`` bytes at a time."""
+
+    def __init__(self, *pauses: float, resolving: float = 0.0, size: int = 1000, chunk: int = 1000) -> None:
+        self.listing = Listing(source=TEXT, commit="c" * 40, files=(FileListed(name="x", size_bytes=size),))
+        self.pauses = list(pauses)
+        self.resolving = resolving
+        self.chunk = chunk
+        self.told: list[Fetch] = []
+
+    async def resolve(self, source: Source, commit: str | None) -> Listing:
+        await trio.sleep(self.resolving)
+        return self.listing
+
+    @asynccontextmanager
+    async def read(
+        self, source: Source, listing: Listing, file: int, start: int, stop: int
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        pause = self.pauses.pop(0) if self.pauses else 0.0
+        if pause < 0:
+            raise Broken("the hub answers 503")
+        await trio.sleep(pause)
+        async with aclosing(self.give(start, stop)) as chunks:
+            yield chunks
+
+    async def give(self, start: int, stop: int) -> AsyncGenerator[bytes, None]:
+        for at in range(start, stop, self.chunk):
+            yield bytes(min(self.chunk, stop - at))
+
+    async def run(
+        self, cache: Cache, peers: Any = None, swarm: Swarm | None = None, rate: float | None = None
+    ) -> list[tuple[Phase, str | None, str | None]]:
+        """What was said of it, each once; but for the disk: time flies here while threads work."""
+        async with open_peers(NodeId("me"), None) as nobody:
+            await fetch(
+                parse_source(TEXT),
+                cache=cache,
+                origin=self,  # type: ignore[arg-type]
+                peers=peers or nobody,
+                swarm=lambda: swarm,
+                tell=self.told.append,
+                newest=False,
+                pull=None,
+                limits=Rate(rate),
+            )
+        said = dict.fromkeys((each.phase, each.cause, each.remedy) for each in self.told)
+        return [each for each in said if each[1] != SLOW_DISK]
+
+
+async def test_while_the_origin_is_in_trouble_it_says_which_until_something_comes(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    said = await Course(-1, -1, 15.0).run(Cache(tmp_path / "cache"))
+    assert said == [
+        (Phase.RESOLVING, None, None),
+        (Phase.FETCHING, None, None),
+        (Phase.FETCHING, "the hub answers 503", "it is tried again, 9 times more at most"),
+        (Phase.FETCHING, "the hub answers 503", "it is tried again, 8 times more at most"),
+        (Phase.VERIFYING, None, None),
+        (Phase.READY, None, None),
+    ]
+
+
+async def test_while_it_is_not_known_what_a_source_is_it_says_why(tmp_path: Path, autojump_clock: MockClock) -> None:
+    class Troubled(Course):
+        async def resolve(self, source: Source, commit: str | None) -> Listing:
+            if self.pauses:
+                raise Broken("the hub answers 429", self.pauses.pop(), remedy="set HF_TOKEN")
+            return await super().resolve(source, commit)
+
+    said = await Troubled(3.0, resolving=0.5).run(Cache(tmp_path / "cache"))
+    assert (Phase.RESOLVING, "the hub answers 429", "set HF_TOKEN") in said
+    assert said[-1] == (Phase.READY, None, None)
+
+
+async def test_an_origin_that_says_nothing_is_named(tmp_path: Path, autojump_clock: MockClock) -> None:
+    said = await Course(20.0, resolving=20.0).run(Cache(tmp_path / "cache"))
+    assert said == [
+        (Phase.RESOLVING, None, None),
+        (Phase.RESOLVING, "its origin has not answered yet", None),
+        (Phase.FETCHING, None, None),
+        (Phase.FETCHING, "nothing comes from its origin, though it was asked for", None),
+        (Phase.VERIFYING, None, None),
+        (Phase.READY, None, None),
+    ]
+
+
+async def test_what_comes_slowly_because_it_is_told_to_is_in_no_trouble(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    said = await Course(chunk=500).run(Cache(tmp_path / "cache"), rate=25.0)
+    assert {cause for _, cause, _ in said} == {None}
+    assert autojump_clock.current_time() > 20
+
+
+class Members:
+    """Other nodes that have all of it, or (``offers`` False) say that they will, and give nothing for a long while."""
+
+    node = NodeId("me")
+    can_ask = True
+
+    def __init__(self, files: tuple[FileListed, ...], *, offers: bool) -> None:
+        self.files = files
+        self.offers = offers
+
+    async def hear(self, member: Member, key: str, commit: str, *, since: Told | None, wait_seconds: int) -> Told:
+        if since is not None:
+            await trio.sleep(wait_seconds)
+        return Told(files=self.files, news=((0, 0, "a" * 64),) if self.offers and since is None else (), next=1)
+
+    async def take(self, *_: Any) -> None:
+        await trio.sleep(30.0)
+        raise PeerGone("it is silent")
+
+
+@pytest.mark.parametrize(
+    ("offers", "cause"),
+    [
+        (True, "nothing comes from n2, though it was asked for"),
+        (False, "it waits for what n2, n3, n4 and 1 more has or fetches"),
+    ],
+)
+async def test_members_that_bring_nothing_are_named(
+    tmp_path: Path, autojump_clock: MockClock, offers: bool, cause: str
+) -> None:
+    course = Course()
+    names = ("n2",) if offers else ("n2", "n3", "n4", "n5")
+    members = tuple(Member(node=NodeId(name), seed="10.0.0.1:7000", whole=True) for name in names)
+    swarm = Swarm(source=TEXT, members=(Member(node=NodeId("me"), seed="10.0.0.9:7000"), *members))
+    said = await course.run(Cache(tmp_path / "cache"), Members(course.listing.files, offers=offers), swarm)
+    assert (Phase.FETCHING, cause, None) in said
+    assert said[-1] == (Phase.READY, None, None)
+
+
+class Beside:
+    """A partial whose disk hangs until ``gate`` is open, and that knows which thread looked at what it has."""
+
+    def __init__(self, partial: Partial, gate: threading.Event | None) -> None:
+        self.partial = partial
+        self.gate = gate
+        self.looked: set[int] = set()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.partial, name)
+
+    @property
+    def have(self) -> set[tuple[int, int]]:
+        self.looked.add(threading.get_ident())
+        return self.partial.have
+
+    def write(self, *words: Any) -> str:
+        if self.gate is not None:
+            assert self.gate.wait(60)
+        return self.partial.write(*words)
+
+
+class Shelved(Cache):
+    """A cache that opens such partials."""
+
+    gate: threading.Event | None = None
+
+    def open_partial(self, *words: Any) -> Partial:
+        self.opened = Beside(super().open_partial(*words), self.gate)
+        return self.opened  # type: ignore[return-value]
+
+
+async def test_a_disk_that_takes_nothing_is_named(tmp_path: Path, autojump_clock: MockClock) -> None:
+    gate = threading.Event()
+    cache, course = Shelved(tmp_path / "cache"), Course()
+    cache.gate = gate
+
+    class Ear(list[Fetch]):
+        def append(self, fetch: Fetch) -> None:
+            if fetch.cause is not None:
+                gate.set()
+            super().append(fetch)
+
+    course.told = Ear()
+    said = await course.run(cache)
+    assert SLOW_DISK in {each.cause for each in course.told if each.phase is Phase.FETCHING}
+    assert said[-1] == (Phase.READY, None, None)
+
+
+async def test_what_is_here_already_is_counted_beside_the_loop(tmp_path: Path, autojump_clock: MockClock) -> None:
+    cache = Shelved(tmp_path / "cache")
+    await Course().run(cache)
+    assert cache.opened.looked
+    assert threading.get_ident() not in cache.opened.looked
 
 
 async def test_what_is_taken_while_it_comes_is_what_came(tmp_path: Path, origin: FakeOrigin, content: bytes) -> None:

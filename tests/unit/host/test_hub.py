@@ -9,7 +9,18 @@ import httpx
 import pytest
 
 from llmgw.core.weights import Source, parse_source
-from llmgw.host.hub import Entry, api_url, choose_names, explain, file_url, find_near, read_repository, refuse_name
+from llmgw.host.asker import Asker
+from llmgw.host.hub import (
+    MOST_FILES,
+    Entry,
+    api_url,
+    choose_names,
+    explain,
+    file_url,
+    find_near,
+    read_repository,
+    refuse_name,
+)
 from llmgw.host.weights_errors import Broken, FetchFailed, Kind
 
 COMMIT = "a" * 40
@@ -83,6 +94,22 @@ def test_a_pattern_of_other_files_brings_no_companions() -> None:
     assert choose("hf:org/repo/*.gguf", "x.gguf", "config.json") == ("x.gguf",)
 
 
+@pytest.mark.parametrize("text", ["hf:org/repo/x-00001-of-99999.gguf", "hf:org/repo/*.gguf"])
+def test_a_name_of_endless_parts_is_told(text: str) -> None:
+    error = failed(text, "x-00001-of-99999.gguf")
+    assert (error.kind, "one of 99999 parts" in error.message) == (Kind.UNSUPPORTED, True)
+
+
+def test_of_a_repository_without_end_not_all_is_fetched() -> None:
+    names = [f"{number}.txt" for number in range(MOST_FILES + 1)]
+    assert len(choose("hf:org/repo/*", *names[:-1])) == MOST_FILES
+    error = failed("hf:org/repo/*", *names)
+    assert (error.kind, "more than 10000 files" in error.message) == (Kind.UNSUPPORTED, True)
+    # (and names that each tell of a thousand others cost no more)
+    error = failed("hf:org/repo/*", *(f"{number}-00001-of-01000.gguf" for number in range(1000)))
+    assert error.kind is Kind.UNSUPPORTED
+
+
 def test_hidden_files_match_no_pattern() -> None:
     assert choose("hf:org/repo/*", "x.gguf", ".gitattributes", ".cache/y") == ("x.gguf",)
 
@@ -115,10 +142,12 @@ def test_a_listing_has_the_sizes_and_hashes_of_large_files() -> None:
         {"rfilename": "y.gguf", "size": 7, "lfs": {"oid": f"sha256:{SHA256.upper()}"}},
         {"rfilename": "z.gguf", "size": 8, "lfs": None},
         {"rfilename": "unsized.gguf"},
+        {"rfilename": "endless.gguf", "size": 10**25},
     )
     commit, found = read_repository(body, parse_source("hf:org/repo/*.gguf"), "hub")
     assert commit == COMMIT
     assert [(each.name, each.size_bytes, each.sha256) for each in found] == [
+        ("endless.gguf", None, None),
         ("unsized.gguf", None, None),
         ("x.gguf", 5000, SHA256),
         ("y.gguf", 7, SHA256),
@@ -186,6 +215,14 @@ def test_the_hubs_refusals_are_told_apart(
     assert words[0] in error.message
     assert error.remedy is not None
     assert words[1] in error.remedy
+
+
+@pytest.mark.parametrize("code", ["GatedRepo", "RepoNotFound", None])
+def test_a_token_is_set_where_whoever_asks_reads_it(code: str | None) -> None:
+    source, asker = parse_source("hf:org/repo/x.gguf"), Asker(environment="this command's environment", file=None)
+    headers = httpx.Headers({} if code is None else {"X-Error-Code": code})
+    error = explain(source, 401, headers, endpoint=ENDPOINT, token_told=False, asker=asker)
+    assert (error.remedy or "").endswith("set HF_TOKEN in this command's environment")
 
 
 @pytest.mark.parametrize(

@@ -10,14 +10,22 @@ import pytest
 
 from llmgw.core.weights import LEAST_PIECE_BYTES, FileKept, Manifest
 from llmgw.host.beneath import open_folder
-from llmgw.host.manifest_file import find_fault, list_foreign, read_manifest, write_manifest
+from llmgw.host.manifest_file import (
+    find_fault,
+    list_foreign,
+    read_fetched_at,
+    read_manifest,
+    renew_manifest,
+    write_manifest,
+)
 
 MANIFEST = Manifest(
     source="hf:org/repo/*",
     commit="c1",
     files=(
-        FileKept(name="a/b", size_bytes=3, sha256="s", pieces=("p",)),
+        FileKept(name="a/b", size_bytes=3, sha256="s", pieces=("a" * 64,)),
         FileKept(name="c", size_bytes=0, sha256="s", pieces=()),
+        FileKept(name="d", size_bytes=LEAST_PIECE_BYTES + 1, sha256="t", pieces=("b" * 64, "0f" * 32)),
     ),
     fetched_at=12.5,
 )
@@ -28,6 +36,7 @@ def folder(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/b").write_text("abc")
     (tmp_path / "c").touch()
+    (tmp_path / "d").write_bytes(bytes(LEAST_PIECE_BYTES + 1))
     with open_folder(tmp_path) as folder:
         yield folder
 
@@ -37,6 +46,48 @@ def test_it_is_read_back(folder):
     assert read_manifest(folder) == MANIFEST
     write_manifest(folder, replace(MANIFEST, files=()))
     assert read_manifest(folder).files == ()
+
+
+def test_its_hashes_lie_beside_it_as_bytes(folder):
+    write_manifest(folder, MANIFEST)
+    assert folder.read(".manifest.hashes", 999) == b"\xaa" * 32 + b"\xbb" * 32 + b"\x0f" * 32
+    assert len(folder.read(".manifest.json", 9999)) < 300
+
+
+def test_one_that_holds_its_hashes_itself_is_read_too(folder):
+    files = [{"name": "c", "size_bytes": 3, "sha256": "s", "pieces": ["p"]}]
+    text = {"source": "s", "commit": "c", "fetched_at": 1, "files": files}
+    folder.write(".manifest.json", json.dumps(text).encode())
+    assert read_manifest(folder).files == (FileKept(name="c", size_bytes=3, sha256="s", pieces=("p",)),)
+
+
+@pytest.mark.parametrize(("content", "fault"), [(None, "is missing"), (bytes(95), "has 95 bytes of 96")])
+def test_without_all_of_its_hashes_it_is_none(folder, content, fault):
+    write_manifest(folder, MANIFEST)
+    folder.unlink(".manifest.hashes")
+    if content is not None:
+        folder.write(".manifest.hashes", content)
+    with pytest.raises(ValueError, match=rf"\.manifest\.hashes {fault}"):
+        read_manifest(folder)
+
+
+def test_what_is_the_newest_again_counts_as_fetched_then(folder):
+    write_manifest(folder, MANIFEST)
+    before = folder.status(".manifest.json")
+    assert read_fetched_at(folder) == 12.5
+    renewed = renew_manifest(folder, MANIFEST, 1e9 + 0.1)
+    assert renewed == replace(MANIFEST, fetched_at=1e9 + 0.1)
+    assert read_manifest(folder) == renewed
+    assert read_fetched_at(folder) == 1e9 + 0.1
+    # (who uses it holds a lock on that file)
+    assert folder.status(".manifest.json") == before
+
+
+@pytest.mark.parametrize("content", [b"", b"3", b"nan", b"inf", b"\xff", b"-"])
+def test_a_moment_that_is_none_changes_nothing(folder, content):
+    write_manifest(folder, MANIFEST)
+    folder.write(".manifest.renewed", content)
+    assert read_manifest(folder) == MANIFEST
 
 
 def test_what_may_open_an_address_is_not_for_everybody(folder):

@@ -208,6 +208,22 @@ async def test_an_address_whose_name_leads_elsewhere_is_not_kept(origin: Origin,
     assert web.requests == []
 
 
+async def test_an_address_of_endless_parts_is_told_and_not_asked(origin: Origin, web: FakeOrigin) -> None:
+    error = await failing(resolve, origin, f"{web.url}/x-00001-of-99999.gguf?secret=1")
+    assert (error.kind, "one of 99999 parts" in error.message) == (Kind.UNSUPPORTED, True)
+    assert "secret" not in error.message
+    assert web.requests == []
+
+
+@pytest.mark.parametrize(
+    "headers", [{"content-range": "bytes 0-0/" + "9" * 5000}, {"x-linked-size": "9" * 5000, "content-range": "x"}]
+)
+async def test_a_length_of_endless_digits_is_none(origin: Origin, web: FakeOrigin, headers: dict[str, str]) -> None:
+    web.fault(X, headers=headers, no_length=True)
+    error = await failing(resolve, origin, f"{web.url}/{X}")
+    assert (error.kind, "does not say how long" in error.message) == (Kind.UNSUPPORTED, True)
+
+
 async def test_an_address_with_a_port_that_nobody_has_is_none(origin: Origin) -> None:
     error = await failing(resolve, origin, "http://127.0.0.1:99999/x.gguf?secret=1")
     assert (error.kind, "secret" in error.message) == (Kind.UNSUPPORTED, False)
@@ -417,6 +433,22 @@ async def test_a_read_that_is_left_or_cancelled_leaves_nothing_behind(origin: Or
         nursery.start_soon(stall)
     web.clear()
     assert len(await read(origin, listing)) == SIZE
+
+
+@pytest.mark.slow
+async def test_a_server_that_only_drips_is_left(web: FakeOrigin) -> None:
+    async with open_origin(settings_of(web, read_seconds=0.5)) as origin:
+        listing = await resolve(origin, HUB_X)
+        web.fault("cdn/*", bytes_per_s=5000)
+        error = await broken(origin, listing)
+    assert "bytes in " in error.reason
+    assert error.remedy
+
+
+async def test_a_listing_of_other_files_is_another_thing(origin: Origin, web: FakeOrigin) -> None:
+    listing = await resolve(origin, f"{web.url}/{X}")
+    other = dataclasses.replace(listing, files=listing.files * 2)
+    assert (await failing(read, origin, other)).kind is Kind.CHANGED
 
 
 # Where it leads

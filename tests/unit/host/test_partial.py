@@ -60,11 +60,11 @@ def reopen(folder):
     """Open the partial; what is open is closed first."""
     opened = []
 
-    def reopen(listing=LISTING, *, stop=never, reservations=None):
+    def reopen(listing=LISTING, *, stop=never, reservations=None, tell=lambda done: None):
         for each in opened:
             each.close()
         with open_folder(folder, make=True) as key:
-            opened.append(open_partial(key, listing, reservations or Reservations(), stop))
+            opened.append(open_partial(key, listing, reservations or Reservations(), stop, tell=tell))
         return opened[-1]
 
     yield reopen
@@ -108,7 +108,12 @@ def test_pieces_in_any_order_become_the_commit(reopen, folder):
         ]
     assert read_final(folder) == CONTENT
     assert [path.name for path in folder.iterdir()] == [COMMIT]
-    assert sorted(path.name for path in (folder / COMMIT).iterdir()) == [".manifest.json", "a", "two.bin"]
+    assert sorted(path.name for path in (folder / COMMIT).iterdir()) == [
+        ".manifest.hashes",
+        ".manifest.json",
+        "a",
+        "two.bin",
+    ]
     # who takes pieces from here goes on
     assert partial.read(*PIECES[0][:2]) == PIECES[0][2]
 
@@ -246,16 +251,18 @@ def test_a_page_in_the_place_of_weights_is_named(reopen):
         partial.keep(1.0)
 
 
-def test_verifying_and_looking_through_stop_when_told_to(reopen):
-    write_all(reopen(), list(reversed(PIECES)))
+def test_looking_through_verifying_and_keeping_stop_when_told_to(reopen, folder):
+    content = {"x": make_bytes(14 * PIECE + 5, 4), "y": b"y"}
+    listing = listing_of(content)
+    pieces = [(0, at // PIECE, content["x"][at : at + PIECE]) for at in range(0, len(content["x"]), PIECE)]
+    # (the last one to come is the first: then not all of the others are taken in at once)
+    write_all(reopen(listing), [(1, 0, b"y"), *reversed(pieces)])
     asked = []
     with pytest.raises(Stopped):
-        reopen(stop=lambda: len(asked) > 2 or asked.append(1))
-    partial = reopen()
+        reopen(listing, stop=lambda: len(asked) > 2 or asked.append(1))
+    partial = reopen(listing)
     partial.forget(0)
-    for file, piece, data in reversed(PIECES[1:4]):
-        partial.write(file, piece, data, None)
-    partial.write(0, 0, PIECES[0][2], None)
+    write_all(partial, list(reversed(pieces)))
     with pytest.raises(Stopped):
         partial.verify(lambda done: None, lambda: True)
 
@@ -267,7 +274,59 @@ def test_verifying_and_looking_through_stop_when_told_to(reopen):
 
     with pytest.raises(Cancelled):
         partial.verify(lambda done: None, stop)
+    partial.verify(lambda done: None)
+    with pytest.raises(Cancelled):
+        partial.keep(1.0, stop)
+    asked.clear()
+    with pytest.raises(Stopped):
+        partial.keep(1.0, lambda: bool(asked) or asked.append(1))
+    assert [path.name for path in folder.iterdir()] == [f"{COMMIT}.part"]
     finish(partial)
+
+
+def test_how_much_is_here_is_counted_as_it_comes_and_goes(reopen):
+    partial = reopen()
+    write_all(partial)
+    write_all(partial, PIECES[:2])
+    assert partial.have_bytes == LISTING.size_bytes
+    told = []
+    partial = reopen(tell=told.append)
+    assert partial.have_bytes == LISTING.size_bytes
+    assert told == sorted(told)
+    assert told[-1] == LISTING.size_bytes
+    partial.forget(0)
+    assert partial.have_bytes == LISTING.size_bytes - LISTING.files[0].size_bytes
+
+
+def test_what_has_not_come_takes_no_room_once_nobody_fetches_it(reopen, folder):
+    path = folder / f"{COMMIT}.part" / "a/one.bin"
+    partial = reopen()
+    if path.stat().st_blocks * 512 < 3 * PIECE:
+        pytest.skip("this filesystem takes no room beforehand")
+    write_all(partial, PIECES[2:3])
+    partial.close()
+    partial.close()
+    assert PIECE <= path.stat().st_blocks * 512 < 2 * PIECE
+    # also where it ends before anything comes
+    with pytest.raises(Stopped):
+        reopen(stop=lambda: True)
+    assert PIECE <= path.stat().st_blocks * 512 < 2 * PIECE
+    partial = reopen()
+    assert partial.have == {PIECES[2][:2]}
+    write_all(partial)
+    finish(partial)
+    partial.close()
+    assert read_final(folder) == CONTENT
+
+
+def test_the_last_to_be_kept_is_the_newest_whatever_the_clock_said(reopen):
+    kept = []
+    for commit, now in (("c" * 40, 5000.0), ("b" * 40, 100.0)):
+        partial = reopen(listing_of({"x": b"x"}, commit=commit))
+        partial.write(0, 0, b"x", None)
+        partial.verify(lambda done: None)
+        kept.append(partial.keep(now).fetched_at)
+    assert kept == [5000.0, 5001.0]
 
 
 def test_many_threads_at_once_make_one_right_file(reopen, folder):
@@ -394,7 +453,7 @@ def test_what_does_not_belong_there_does_not_become_a_part_of_the_model(reopen, 
     write_all(partial)
     manifest = finish(partial)
     found = {str(path.relative_to(folder / COMMIT)) for path in (folder / COMMIT).rglob("*") if not path.is_dir()}
-    assert found == {file.name for file in manifest.files} | {".manifest.json"}
+    assert found == {file.name for file in manifest.files} | {".manifest.json", ".manifest.hashes"}
 
 
 def test_the_manifest_that_was_written_before_a_kill_is_written_again(reopen, folder):

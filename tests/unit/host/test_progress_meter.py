@@ -124,3 +124,57 @@ def test_what_another_program_fetches_does_not_stall() -> None:
     watch.meter.enter(Phase.QUEUED)
     watch.tick(100.0)
     assert watch.last == Fetch(source="hf:o/r/f", phase=Phase.QUEUED)
+
+
+def test_what_is_in_the_way_is_told_while_nothing_comes() -> None:
+    watch = fetching()
+    watch.meter.come(1, peer=False)
+    watch.meter.note_trouble("the hub answers 503", "wait")
+    assert (watch.tick().cause, watch.last.remedy) == ("the hub answers 503", "wait")
+    watch.meter.come(1, peer=True)
+    assert (watch.tick().cause, watch.last.remedy) == (None, None)
+
+
+def test_what_is_in_the_way_of_one_while_others_bring_something_is_no_trouble() -> None:
+    watch = fetching()
+    for _ in range(5):
+        watch.now += 0.9
+        watch.meter.come(1, peer=False)
+        watch.meter.note_trouble("the hub answers 503", "wait")
+        assert watch.tick(0.9).cause is None
+        watch.meter.come(1, peer=False)
+
+
+def test_what_nothing_comes_from_is_told_after_ten_seconds() -> None:
+    watch = Watch()
+    said = ["the hub says nothing"]
+    watch.meter.wait_for(said.pop)
+    assert watch.tick(9.0).cause is None
+    assert (watch.tick(1.0).cause, watch.last.phase) == ("the hub says nothing", Phase.RESOLVING)
+    watch.meter.wait_for(None)
+    assert watch.tick(50.0).cause is None
+
+
+def test_what_failed_is_told_rather_than_what_is_waited_for() -> None:
+    watch = Watch()
+    watch.meter.wait_for(lambda: "the hub says nothing")
+    watch.meter.note_trouble("the hub answers 503", "wait")
+    assert watch.tick(20.0).cause == "the hub answers 503"
+
+
+def test_trouble_is_over_in_the_next_phase_and_at_the_end() -> None:
+    watch = Watch()
+    watch.meter.note_trouble("the hub answers 503", "wait")
+    watch.meter.enter(Phase.FETCHING)
+    assert watch.tick(5.0).cause is None
+    watch.meter.note_trouble("the hub answers 503", "wait")
+    watch.meter.end("c1", 0)
+    assert (watch.last.cause, watch.last.remedy) == (None, None)
+
+
+def test_of_what_is_verified_or_waits_for_another_program_nothing_is_in_the_way() -> None:
+    for phase in (Phase.QUEUED, Phase.VERIFYING):
+        watch = Watch()
+        watch.meter.wait_for(lambda: "the hub says nothing")
+        watch.meter.enter(phase)
+        assert watch.tick(100.0).cause is None

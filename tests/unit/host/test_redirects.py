@@ -11,10 +11,12 @@ import trio
 import trio.testing
 
 from llmgw.errors import ConfigError
+from llmgw.host.asker import Asker
 from llmgw.host.redirects import (
     Place,
     Proxies,
     check_allowed,
+    check_dialled,
     choose_next,
     find_places,
     is_same_origin,
@@ -65,9 +67,12 @@ async def names() -> Any:
     trio.socket.set_custom_hostname_resolver(None)
 
 
-async def follow(location: str, *, start: str = "https://hub.example/x", proxies: Proxies | None = None) -> str:
-    url = httpx.URL(start)
-    return str(await choose_next(url, url, location, proxies=proxies or Proxies(), wait_seconds=1))
+async def follow(
+    location: str, *, start: str = "https://hub.example/x", proxies: Proxies | None = None, at: Place | None = None
+) -> str:
+    allowed = frozenset() if at is None else frozenset({at})
+    found = await choose_next(httpx.URL(start), location, allowed=allowed, proxies=proxies or Proxies(), wait_seconds=1)
+    return str(found)
 
 
 async def refused(location: str, **options: Any) -> str:
@@ -102,7 +107,23 @@ async def refused(location: str, **options: Any) -> str:
         ("::ffff:169.254.169.254", Place.METADATA),
         ("fd00:ec2::254", Place.METADATA),
         ("100.100.100.200", Place.METADATA),
+        ("192.0.0.192", Place.METADATA),
+        ("fd00:ec2::23", Place.METADATA),
+        ("fd20:ce::254", Place.METADATA),
+        ("fd00:42::42", Place.METADATA),
         ("metadata.google.internal", Place.METADATA),
+        ("metadata.goog", Place.METADATA),
+        # A network's own translator, by prefixes of 96, 64, 56 and 48 bits.
+        ("64:ff9b:1::a9fe:a9fe", Place.METADATA),
+        ("64:ff9b:1:2:a9:fea9:fe00:0", Place.METADATA),
+        ("64:ff9b:1:2a9:fe:a9fe::", Place.METADATA),
+        ("64:ff9b:1:a9fe:a9:fe00::", Place.METADATA),
+        ("64:ff9b:1:2:3::7f00:1", Place.OWN),
+        ("64:ff9b:1::a9fe:101", Place.LINK),
+        ("64:ff9b:1::cb00:7107", None),
+        ("64:ff9b:1:2:cb:71:700:0", None),
+        ("64:ff9b:1:2cb:0:7107::", None),
+        ("64:ff9b:1:cb00:71:700::", None),
         ("10.0.0.1", None),
         ("192.168.1.1", None),
         ("203.0.113.7", None),
@@ -157,12 +178,23 @@ async def test_what_is_not_followed_says_why(names: Names, location: str, words:
 
 
 async def test_a_source_on_this_machine_may_lead_about_on_it(names: Names) -> None:
-    assert await follow("http://127.0.0.1:2/y", start="http://localhost:1/x") == "http://127.0.0.1:2/y"
-    assert await follow("http://127.0.0.1:2/y", start="http://mine.example:1/x") == "http://127.0.0.1:2/y"
+    for target in ("http://127.0.0.1:2/y", "http://sly.example/y"):
+        assert await follow(target, start="http://mine.example:1/x", at=Place.OWN) == target
+    # (by where it was when it was asked, and not by what its name says now)
+    assert "this machine's own" in await refused("http://127.0.0.1:2/y", start="http://mine.example:1/x")
 
 
 async def test_but_not_to_a_clouds_metadata(names: Names) -> None:
-    assert "metadata" in await refused("http://169.254.169.254/", start="http://127.0.0.1/x")
+    assert "metadata" in await refused("http://169.254.169.254/", start="http://127.0.0.1/x", at=Place.OWN)
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1", "fe80::1%eth0", "169.254.169.254", "64:ff9b:1::a9fe:a9fe"])
+def test_who_is_led_somewhere_is_connected_to_no_such_place(address: str) -> None:
+    with pytest.raises(FetchFailed, match=r"leads to sly\.example, .* address: not followed") as raised:
+        check_dialled(frozenset(), "sly.example", address)
+    assert raised.value.kind is Kind.REFUSED
+    check_dialled(frozenset(Place), "sly.example", address)
+    check_dialled(frozenset(), "sly.example", "203.0.113.9")
 
 
 async def test_behind_a_proxy_names_are_the_proxys_and_addresses_still_refused(names: Names) -> None:
@@ -215,7 +247,15 @@ def test_a_host_that_is_not_allowed_is_named(allowed: str) -> None:
     with pytest.raises(FetchFailed, match=r"models\.internal is not among") as raised:
         check_allowed(httpx.URL("http://models.internal:8080/x"), (allowed,))
     assert raised.value.kind is Kind.REFUSED
-    assert "weights.allow_hosts" in (raised.value.remedy or "")
+    assert "weights.allow_hosts in agent.yaml, which has" in (raised.value.remedy or "")
+    with pytest.raises(FetchFailed) as raised:
+        check_allowed(httpx.URL("http://models.internal:8080/x"), (allowed,), Asker(file="node.yaml"))
+    assert "weights.allow_hosts in node.yaml, which has" in (raised.value.remedy or "")
+
+
+def test_a_port_that_is_no_port_allows_nothing() -> None:
+    with pytest.raises(FetchFailed):
+        check_allowed(httpx.URL("http://models.internal:8080/x"), ("models.internal:" + "9" * 5000,))
 
 
 def test_an_origin_is_a_scheme_a_host_and_a_port() -> None:
@@ -233,6 +273,8 @@ def test_proxies_are_read_as_others_read_them() -> None:
     assert proxies.find(httpx.URL("http://hub.example/x")) == "http://p2:1"
     assert proxies.find(httpx.URL("https://models.internal:8080/x")) is None
     assert proxies.find(httpx.URL("http://a.lan/x")) is None
+    for own in ("http://localhost:8080/x", "http://127.0.0.1/x", "https://[::1]/x"):
+        assert proxies.find(httpx.URL(own)) is None
     assert read_proxies({"NO_PROXY": "*", "HTTPS_PROXY": "http://p:1"}).find(httpx.URL("https://hub.example")) is None
     assert read_proxies({}).find(httpx.URL("https://hub.example")) is None
 

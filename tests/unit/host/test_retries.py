@@ -25,6 +25,15 @@ def test_what_came_between_makes_it_the_first_again() -> None:
     assert retries.rest_until == 11.0
 
 
+def test_it_says_how_many_tries_are_left() -> None:
+    retries, said = Retries(), []
+    for _ in range(MOST_TRIES):
+        retries.note(retries.number, 0.0, 0.0)
+        said.append(retries.describe())
+    assert said[0] == "it is tried again, 9 times more at most"
+    assert said[-2:] == ["it is tried again, 1 time more at most", "it was the last try"]
+
+
 def test_lines_that_break_together_are_one_try() -> None:
     retries = Retries()
     number = retries.number

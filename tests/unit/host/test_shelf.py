@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,25 @@ def test_a_whole_commit_tells_every_piece_and_gives_each(kept: Kept) -> None:
         assert blake3(shelf.read(file, piece)).hexdigest() == digest
     assert shelf.read(0, 2) == kept.files["a.bin"][-5:]
     assert KeptShelf(kept.manifest, kept.folder).order == shelf.order
+
+
+def test_of_a_whole_commit_nothing_is_listed_before_somebody_asks(kept: Kept) -> None:
+    class Untold(tuple[str, ...]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("nobody has asked for these")
+
+    files = tuple(replace(file, pieces=Untold(file.pieces)) for file in kept.manifest.files)
+    whole = list(KeptShelf(kept.manifest, kept.folder).log)
+    log = KeptShelf(replace(kept.manifest, files=files), kept.folder).log
+    assert len(log) == len(whole) == 4
+    assert [log[index] for index in range(-4, 4)] == whole + whole
+    for start in range(5):
+        for stop in range(5):
+            assert list(log[start:stop]) == whole[start:stop]
+    for index in (4, -5):
+        with pytest.raises(IndexError):
+            log[index]
+    assert list(KeptShelf(replace(kept.manifest, files=()), kept.folder).log) == []
 
 
 @pytest.mark.parametrize("place", [(0, 3), (0, -1), (-1, 0), (3, 0), (1, 0)])

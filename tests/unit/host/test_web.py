@@ -17,6 +17,7 @@ import pytest
 import trio
 from fake_origin import FakeOrigin
 
+from llmgw.host.asker import Asker
 from llmgw.host.connections import make_tls
 from llmgw.host.redirects import Proxies
 from llmgw.host.web import Web, read_body
@@ -72,7 +73,8 @@ async def failing(web: Web, url: str) -> FetchFailed:
 async def broken(web: Web, url: str) -> Broken:
     with pytest.raises(Broken) as raised:
         await get(web, url)
-    assert "secret" not in raised.value.reason
+    assert "secret" not in f"{raised.value.reason}{raised.value.remedy}"
+    assert raised.value.remedy
     return raised.value
 
 
@@ -146,7 +148,12 @@ async def test_a_port_where_nobody_listens_may_be_tried_again(closed_port: int) 
     async with opened() as web:
         error = await broken(web, f"http://127.0.0.1:{closed_port}/x?secret")
     assert f"nobody listens on port {closed_port} of 127.0.0.1" in error.reason
-    assert error.give_up().kind is Kind.UNREACHABLE
+    failure = error.give_up()
+    assert failure.kind is Kind.UNREACHABLE
+    way = (
+        f"see whether curl -I http://127.0.0.1:{closed_port} answers; if only a proxy leads out, name it as HTTPS_PROXY"
+    )
+    assert failure.remedy == f"{way} in the agent's environment"
 
 
 async def test_a_server_that_takes_no_call_is_not_waited_for(tmp_path: Path) -> None:
@@ -198,6 +205,18 @@ async def test_a_proxy_that_refuses_is_told_apart_from_the_host(answer: bytes, w
         nursery.cancel_scope.cancel()
     assert "HTTPS_PROXY" in (raised.value.remedy or "")
     assert "secret" not in str(raised.value)
+
+
+async def test_what_to_do_names_the_environment_of_whoever_asks(tmp_path: Path, closed_port: int) -> None:
+    asker = Asker(environment="this command's environment", file=None)
+    with serve_tls(tmp_path) as origin:
+        async with opened(asker=asker, proxies=Proxies(http=f"http://p.invalid:{closed_port}")) as web:
+            errors = [
+                await failing(web, f"{origin.url}/x.gguf"),
+                (await broken(web, f"http://127.0.0.1:{closed_port}/x")).give_up(),
+            ]
+    for error in errors:
+        assert (error.remedy or "").endswith("in this command's environment")
 
 
 async def test_a_proxy_where_nobody_listens_is_named(closed_port: int) -> None:

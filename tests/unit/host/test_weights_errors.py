@@ -16,7 +16,15 @@ from llmgw.host.weights_errors import Broken, Kind, show_url
         ("https://me:secret@host/b.gguf", "https://host/b.gguf"),
         ("https://host/a@b.gguf?token=secret@x", "https://host/a@b.gguf"),
         ("https://host?secret", "https://host"),
+        ("s3://key:secret@bucket/x.gguf?y", "s3://bucket/x.gguf"),
+        ("https://host/a.gguf?x\ntoken=secret", "https://host/a.gguf"),
+        ("https://host/a\n.gguf", "https://host/a\\n.gguf"),
         ("hf:org/repo/x.gguf@v1", "hf:org/repo/x.gguf@v1"),
+        # (what these have is no query)
+        ("hf:org/repo/x-?.gguf", "hf:org/repo/x-?.gguf"),
+        ("hf:org/repo/x#1.gguf", "hf:org/repo/x#1.gguf"),
+        ("/models/what?/x#1.gguf", "/models/what?/x#1.gguf"),
+        ("hf:org/repo/a\x1b[2Jb.gguf", "hf:org/repo/a\\x1b[2Jb.gguf"),
     ],
 )
 def test_an_address_is_told_without_what_opens_it(url: str, shown: str) -> None:

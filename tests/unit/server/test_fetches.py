@@ -103,6 +103,24 @@ def test_a_pause_of_a_minute_is_told_and_its_end(bench: Bench) -> None:
     assert bench.tell(moved(done_bytes=600_000_000)) == ["n1: hf:org/repo/a.gguf goes on, 600MB of 2GB are there"]
 
 
+def test_a_pause_is_told_with_its_cause(bench: Bench) -> None:
+    bench.tell(FETCHING)
+    assert bench.tell(moved(stalled_seconds=61.0, cause="h answers 503", remedy="ask whose it is")) == [
+        "n1: nothing of hf:org/repo/a.gguf has come for 60 s, 0B of 2GB are there: h answers 503"
+    ]
+    assert bench.said[0].lines == ("what to do: ask whose it is",)
+
+
+def test_a_failure_that_is_told_for_an_hour_is_told_once(bench: Bench) -> None:
+    bench.tell(moved(pull=7))
+    failed = moved(phase=Phase.FAILED, cause="no such file", pull=7)
+    assert len(bench.tell(failed)) == 1
+    assert bench.tell(failed) == []
+    # (the server knows of the pull, and the node goes on to tell of the failure)
+    assert bench.tell(failed) == []
+    assert bench.counted("llmgw_weights_fetches_total") == {("failed",): 1}
+
+
 def test_one_that_is_given_up_is_told(bench: Bench) -> None:
     bench.tell(FETCHING)
     assert bench.tell() == ["n1 no longer fetches hf:org/repo/a.gguf: what has come is kept for a later try"]
@@ -117,6 +135,19 @@ def test_one_that_is_told_no_more_has_ended_where_all_of_it_is_there(bench: Benc
     bench.fetches.take(N1, NodeWeights(cached=(cached,)))
     assert [each.text for each in bench.said] == ["n1 has hf:org/repo/a.gguf, 2GB: it took 9s"]
     assert bench.counted("llmgw_weights_fetches_total") == {("fetched",): 1}
+
+
+def test_one_that_ends_as_another_commit_than_it_began_has_ended_all_the_same(bench: Bench) -> None:
+    old = Cached(source=SOURCE, commit="c0", size_bytes=5, fetched_at=1.0)
+    bench.fetches.take(N1, NodeWeights(cached=(old,), fetches=(moved(),)))
+    bench.said.clear()
+    new = replace(old, commit="c2", size_bytes=2_000_000_000, fetched_at=2.0)
+    bench.fetches.take(N1, NodeWeights(cached=(old, new)))
+    assert [each.text for each in bench.said] == ["n1 has hf:org/repo/a.gguf, 2GB: it took 0s"]
+    bench.fetches.take(N1, NodeWeights(cached=(old, new), fetches=(moved(),)))
+    bench.said.clear()
+    bench.fetches.take(N1, NodeWeights(cached=(old, new)))
+    assert [each.text[:20] for each in bench.said] == ["n1 no longer fetches"]
 
 
 def test_of_several_of_one_source_the_one_that_goes_on_counts(bench: Bench) -> None:

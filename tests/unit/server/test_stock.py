@@ -161,3 +161,23 @@ def test_what_has_stood_still_for_a_minute_needs_somebody() -> None:
     expected = [Concern(kind="node", name="n2", message=f"nothing of {SOURCE} has come for more than 60 s")]
     assert list(find_stalls(known, away={N3})) == expected
     assert list(find_stalls({N1: stalled(61.0, phase=Phase.FAILED)}, away=())) == []
+    (concern,) = find_stalls({N1: stalled(61.0, cause="h answers 503")}, away=())
+    assert concern.message == f"nothing of {SOURCE} has come for more than 60 s: h answers 503"
+
+
+def test_what_can_be_freed_is_found_without_comparing_each_with_all(a_model: Callable[..., Model]) -> None:
+    compared = 0
+
+    class Counted(Cached):
+        def __eq__(self, other: object) -> bool:
+            nonlocal compared
+            compared += 1
+            return self is other
+
+        __hash__ = Cached.__hash__
+
+    cached = tuple(Counted(source=f"hf:o/r/{number}", commit="c", size_bytes=1, fetched_at=1.0) for number in range(40))
+    stock = Stock(known={N1: NodeWeights(cached=cached)}, wanted=frozenset())
+    (node,) = view_weights(stock, [a_model()], {N1: NodeState.READY}).nodes
+    assert node.free_bytes == 40
+    assert compared == 0

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -131,6 +132,11 @@ async def test_where_no_node_can_run_it_somebody_has_to_say_which(
         ("org/repo", "name files of it, as hf:org/repo/FILE or 'hf:org/repo/*'"),
         ("s3://bucket/m.gguf", "s3: is no scheme that is fetched"),
         ("hf:org/repo", "names no file of org/repo"),
+        ("", "no source is named: write hf:org/repo/FILE"),
+        ("hf:org/repo/" + "x" * 2000, "the source is 2012 characters long, and 2000 are the most"),
+        ("hf:org/repo/a\nb.gguf", "hf:org/repo/a\\nb.gguf: holds \\n, which nobody can see"),
+        ("/a\nb.gguf", "/a\\nb.gguf is a path"),
+        ("https://h:99999/x.gguf?sig=x", "https://h:99999/x.gguf: 99999 is no port"),
     ],
 )
 async def test_what_nobody_fetches_is_refused(serving: Callable[..., Any], source: str, says: str) -> None:
@@ -164,13 +170,16 @@ async def test_what_nobody_wants_is_removed_where_a_node_can_be_told(
             bench.say(name, NodeWeights(cached=(old, wanted)))
         bench.states[N2] = NodeState.LOST
         found: list[Any] = []
+        ordered = trio.Event()
+        bench.weights.follow(N1, lambda order: ordered.set() if order.collect is not None else None)
 
         async def collect() -> None:
             found.append(await bench.supplying.collect(states=bench.states))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(collect)
-            await trio.sleep(1.0)
+            # (what is free is found in a thread, whose time no clock of a test knows)
+            await ordered.wait()
             order = bench.told[N1].collect
             assert order is not None
             assert order.items == ((old.source, "c1"),)
@@ -182,6 +191,26 @@ async def test_what_nobody_wants_is_removed_where_a_node_can_be_told(
             NodeCollected(node=N3, items=1, bytes=GB, why="its agent is too old for this"),
         )
         assert bench.told[N2].collect is None
+
+
+async def test_what_a_model_names_by_the_time_it_was_looked_up_is_not_removed(
+    serving: Callable[..., Any], autojump_clock: MockClock, a_model: Callable[..., Model]
+) -> None:
+    async with serving() as bench:
+        old = Cached(source="hf:org/repo/old.gguf", commit="c1", size_bytes=GB, fetched_at=1.0)
+        added = CatalogChanged(models=(replace(a_model(), source=old.source),))
+
+        class Kept(tuple[Cached, ...]):
+            """While a thread looks at it a model is added."""
+
+            def __iter__(self) -> Iterator[Cached]:
+                if threading.current_thread() is not threading.main_thread():
+                    trio.from_thread.run(bench.scheduler.settle, added)
+                return super().__iter__()
+
+        await bench.bring(N1)
+        bench.say(N1, NodeWeights(cached=Kept((old,))))
+        assert (await bench.supplying.collect(states=bench.states)).nodes == ()
 
 
 async def test_who_does_not_answer_is_told_as_such(serving: Callable[..., Any], autojump_clock: MockClock) -> None:

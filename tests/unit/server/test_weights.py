@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,7 +24,7 @@ from llmgw.core.events import (
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model
 from llmgw.core.node import Node, NodeId
-from llmgw.core.weights import Cached, Collect, Collected, Fetch, NodeWeights, Phase, Pull, WeightsOrder
+from llmgw.core.weights import RELAY, Cached, Collect, Collected, Fetch, NodeWeights, Phase, Pull, WeightsOrder, key_of
 from llmgw.counters import Counters
 from llmgw.server.scheduler import Scheduler
 from llmgw.server.weights import COLLECT_SECONDS, MOST_TOLD, Weights
@@ -34,6 +34,15 @@ N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 HAS = NodeWeights(seed="10.0.0.1:1", cached=(Cached(source=SOURCE, commit="c1", size_bytes=5, fetched_at=1.0),))
 FETCHES = NodeWeights(seed="10.0.0.2:1", fetches=(Fetch(source=SOURCE, phase=Phase.FETCHING, commit="c1"),))
 ONE = HAS.cached
+
+
+def find(free: dict[NodeId, Any]) -> Callable[[], Awaitable[dict[NodeId, Any]]]:
+    """What nobody wants any more."""
+
+    async def answer() -> dict[NodeId, Any]:
+        return free
+
+    return answer
 
 
 @dataclass
@@ -184,7 +193,7 @@ async def test_what_is_removed_is_told_and_announced(serving: Callable[..., Any]
         found: list[Any] = []
 
         async def collect() -> None:
-            found.append(await bench.weights.collect(lambda: {N1: ONE, N2: ONE}))
+            found.append(await bench.weights.collect(find({N1: ONE, N2: ONE})))
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(collect)
@@ -220,11 +229,11 @@ async def test_who_does_not_answer_in_time_is_to_remove_nothing_any_more(
     async with serving() as bench:
         bench.register(N1)
         began = trio.current_time()
-        assert await bench.weights.collect(lambda: {N1: ONE}) == ({N1: ONE}, {})
+        assert await bench.weights.collect(find({N1: ONE})) == ({N1: ONE}, {})
         assert trio.current_time() - began == pytest.approx(COLLECT_SECONDS)
         await bench.settle()
         assert bench.last(N1) == WeightsOrder()
-        assert await bench.weights.collect(dict) == ({}, {})
+        assert await bench.weights.collect(find({})) == ({}, {})
 
 
 async def test_what_runs_by_an_earlier_definition_is_wanted_too(
@@ -263,3 +272,24 @@ async def test_an_order_has_a_bound(serving: Callable[..., Any], autojump_clock:
             bench.weights.pull(f"hf:org/repo/{number}.gguf", (N1,))
         await bench.settle()
         assert len(bench.last(N1).pulls) == MOST_TOLD
+
+
+async def test_only_nodes_of_one_swarm_take_from_each_other_through_the_server(
+    serving: Callable[..., Any], autojump_clock: MockClock
+) -> None:
+    async with serving(relays=True) as bench:
+        for name in (N1, N2, N3):
+            bench.register(name)
+        await bench.hear(WeightsReported(node=N1, weights=HAS), WeightsReported(node=N2, weights=FETCHES))
+        (swarm,) = bench.last(N2).swarms
+        assert {member.seed for member in swarm.members} == {RELAY}
+        key, may_take = key_of(SOURCE), bench.weights.may_take
+        assert may_take(N2, N1, key)
+        assert not any((may_take(N3, N1, key), may_take(N2, N3, key), may_take(N2, N1, "0" * 32)))
+        await bench.hear(WeightsReported(node=N2, weights=HAS))
+        assert not may_take(N2, N1, key)
+    async with serving() as bench:
+        bench.register(N1), bench.register(N2)
+        await bench.hear(WeightsReported(node=N1, weights=HAS), WeightsReported(node=N2, weights=FETCHES))
+        # they are to reach each other themselves
+        assert not bench.weights.may_take(N2, N1, key)

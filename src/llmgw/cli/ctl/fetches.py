@@ -7,7 +7,7 @@ from typing import Any
 
 from llmgw.cli.ctl.drawing import shown
 from llmgw.cli.ctl.figures import lasted, percent
-from llmgw.units import format_size
+from llmgw.units import format_decimal
 
 _WORDS = {
     "queued": "waits for another program there that fetches it",
@@ -19,7 +19,23 @@ _WORDS = {
 
 
 def tell_fetch(fetch: Mapping[str, Any]) -> str:
-    """How far it is, in a few words: ``fetching 42 %, 34s left``."""
+    """How far it is, and what holds it up: ``fetching 42 %, 34s left``."""
+    return tell_pace(fetch) + _tell_cause(fetch)
+
+
+def tell_doing(fetch: Mapping[str, Any]) -> str:
+    """What it does, without the figures that always move: while this is the same nothing is news."""
+    stalled = ", stalled" if fetch.get("stalled_seconds") is not None else ""
+    return f"{shown(fetch['phase'])}{stalled}{_tell_cause(fetch)}"
+
+
+def _tell_cause(fetch: Mapping[str, Any]) -> str:
+    cause = fetch.get("cause")
+    return "" if cause is None else f": {shown(cause)}"
+
+
+def tell_pace(fetch: Mapping[str, Any]) -> str:
+    """How far it is, in a few words: ``fetching 42 %, stalled for 25s``."""
     phase = fetch["phase"]
     if phase != "fetching":
         return _WORDS.get(phase, shown(phase))
@@ -35,16 +51,16 @@ def tell_fetch(fetch: Mapping[str, Any]) -> str:
 def tell_whole(fetch: Mapping[str, Any]) -> str:
     """All that is known of it."""
     total, rate = fetch.get("total_bytes"), fetch.get("rate")
-    of = "" if total is None else f" of {format_size(total)}"
-    told = [f"{shown(fetch['source'])}: {tell_fetch(fetch)}", f"{format_size(fetch['done_bytes'])}{of}"]
+    of = "" if total is None else f" of {format_decimal(total)}"
+    told = [f"{shown(fetch['source'])}: {tell_pace(fetch)}", f"{format_decimal(fetch['done_bytes'])}{of}"]
     if rate is not None:
-        told.append(f"{format_size(round(rate))}/s")
-    return ", ".join([*told, tell_sources(fetch)])
+        told.append(f"{format_decimal(round(rate))}/s")
+    return ", ".join([*told, tell_sources(fetch)]) + _tell_cause(fetch)
 
 
 def tell_sources(fetch: Mapping[str, Any]) -> str:
     """How much has come from where."""
-    origin, peers = format_size(fetch["origin_bytes"]), format_size(fetch["peer_bytes"])
+    origin, peers = format_decimal(fetch["origin_bytes"]), format_decimal(fetch["peer_bytes"])
     return f"{origin} from its origin and {peers} from other nodes"
 
 
@@ -53,7 +69,7 @@ def tell_sum(source: Mapping[str, Any]) -> str:
     nodes, total, left = source["nodes"], source.get("total_bytes"), source.get("left_seconds")
     told = [f"{shown(source['source'])} on {nodes} {'node' if nodes == 1 else 'nodes'}"]
     if total:
-        told.append(f"{percent(source['done_bytes'], total)} of {format_size(total)}")
+        told.append(f"{percent(source['done_bytes'], total)} of {format_decimal(total)}")
     if left is not None:
         told.append(f"{lasted(left)} left")
     if source["stalled"]:

@@ -16,10 +16,20 @@ from llmgw.core import gguf, safetensors
 from llmgw.core.attention import read_config, read_metadata
 from llmgw.core.headers import HEAD_BYTES, check_header
 from llmgw.core.sizing import Format, Found, Number
-from llmgw.core.weights import FileListed, Listing, Origin, Source, list_parts, parse_source
+from llmgw.core.weights import (
+    FileListed,
+    Listing,
+    Origin,
+    Source,
+    list_parts,
+    parse_source,
+    tell_too_many_parts,
+)
 from llmgw.errors import LlmgwError, UsageError
 from llmgw.host import origin as web
+from llmgw.host.asker import Asker
 from llmgw.host.weights_errors import Broken, FetchFailed, Kind, NoRanges, show_url
+from llmgw.units import printable
 
 FIRST_BYTES = 1024 * 1024
 # An index of many files is a few megabytes.
@@ -32,6 +42,8 @@ INDEX, CONFIG = "model.safetensors.index.json", "config.json"
 _PYTORCH = (".bin", ".pt", ".pth")
 # What an engine fetches with the weights of a repository, by its suffix.
 _BESIDE = (".json", ".txt", ".model", ".tiktoken", ".jinja")
+
+_ASKER = Asker(environment="this command's environment", file=None)
 
 T = TypeVar("T")
 
@@ -51,15 +63,25 @@ class Disk:
     def __init__(self, path: Path) -> None:
         path.stat()
         self._folder = path if path.is_dir() else path.parent
-        names = [each.name for each in path.iterdir() if each.is_file()] if path.is_dir() else list_parts(path.name)
-        absent = [name for name in names if not (self._folder / name).is_file()]
-        if absent:
-            raise LlmgwError(f"{path} has not all of its parts: {', '.join(absent[:SHOWN])} missing")
-        if not path.is_dir() and (self._folder / CONFIG).is_file():
-            names = [*names, CONFIG]
+        names = self._list_inside(path) if path.is_dir() else self._list_beside(path)
         self.files = tuple(
-            FileListed(name=name, size_bytes=(self._folder / name).stat().st_size) for name in sorted(names)
+            FileListed(name=name, size_bytes=(self._folder / name).stat().st_size) for name in sorted(set(names))
         )
+
+    def _list_inside(self, folder: Path) -> list[str]:
+        return [each.name for each in folder.iterdir() if each.is_file() and _is_text(each.name)]
+
+    def _list_beside(self, path: Path) -> list[str]:
+        if why := tell_too_many_parts(path.name):
+            raise LlmgwError(f"{path} {why}")
+        names = list(list_parts(path.name))
+        for each in (path, *(self._folder / name for name in names)):
+            # A device or a pipe has no end, and opening one may wait for ever.
+            if each.exists() and not each.is_file():
+                raise LlmgwError(f"{each} is no ordinary file: weights are read from one, or from a folder of them")
+        if absent := [name for name in names if not (self._folder / name).exists()]:
+            raise LlmgwError(f"{path} has not all of its parts: {', '.join(absent[:SHOWN])} missing")
+        return [*names, CONFIG] if (self._folder / CONFIG).is_file() else names
 
     async def read(self, name: str, start: int, stop: int) -> bytes:
         return await trio.to_thread.run_sync(self._read, name, start, stop)
@@ -109,16 +131,29 @@ class Fetched:
 
 async def look_into(text: str, environ: Mapping[str, str] = os.environ) -> Found:
     """What a source says of itself. LlmgwError where it can't be read, with what to do."""
+    if not text.strip():
+        raise UsageError("SOURCE is empty: write hf:org/repo/file, a URL, a repository org/repo, or a path")
+    if not _is_text(text):
+        raise UsageError(f"{printable(text)} is no UTF-8, so that no definition can name it: rename it")
     with trio.move_on_after(TIMEOUT_SECONDS):
         if (path := _find_path(text)) is not None:
             return await _look_here(path)
         source = parse_source(text)
         if source.origin is Origin.UNKNOWN:
             raise UsageError(f"{show_url(source.text)}: {source.why}")
-        settings = web.read_origin_settings(environ, token=None, allow_hosts=())
+        settings = web.read_origin_settings(environ, token=None, allow_hosts=(), asker=_ASKER)
         async with web.open_origin(settings) as origin:
             return await look_there(source, origin)
     raise LlmgwError(f"{show_url(text)} could not be looked into within {TIMEOUT_SECONDS:g} s: try again")
+
+
+def _is_text(name: str) -> bool:
+    """What it is not, no answer and no definition can hold."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _find_path(text: str) -> Path | None:
@@ -192,6 +227,8 @@ async def find_out(text: str, shelf: Shelf, *, repo: str = "") -> Found:
         size = Number(value=_sum(torch), origin=_name_sizes(torch))
         found = Found(source=text, format=Format.PYTORCH, files=len(torch), weights=size)
         chosen, beside = torch, _only(shelf.files, _BESIDE)
+    elif parse_source(text).name in {PurePosixPath(file.name).name for file in shelf.files}:
+        raise LlmgwError(f"{text} is no file of weights (.gguf, .safetensors, .bin)")
     else:
         names = ", ".join(file.name for file in shelf.files[:SHOWN]) or "nothing"
         raise LlmgwError(f"{text} holds no weights (.gguf, .safetensors, .bin): it has {names}")
@@ -216,7 +253,12 @@ def _is_extra(name: str) -> bool:
 
 def _choose_gguf(text: str, files: tuple[FileListed, ...], repo: str) -> tuple[FileListed, ...]:
     """All parts of the one model that is meant."""
-    models = {list_parts(file.name) for file in files}
+    models: set[tuple[str, ...]] = set()
+    known: set[str] = set()
+    for file in files:
+        if file.name not in known:
+            models.add(list_parts(file.name))
+            known.update(list_parts(file.name))
     if len(models) > 1:
         names = [parts[0] for parts in sorted(models)]
         shown = [f"hf:{repo}/{name}" if repo else name for name in names[:SHOWN]]

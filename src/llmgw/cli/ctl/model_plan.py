@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 GB = 10**9
 UNKNOWN = "unknown"
+_AND_MORE = f" and {UNKNOWN}s"
 # Of the nodes in a line, and of the reasons against others.
 FEW, MANY = 4, 20
 MOST_CONTEXT = 10**9
@@ -69,7 +71,8 @@ def command(
     blocks = draw_sizes(sizes)
     places = None
     if answer is not None:
-        blocks += drawn(operator, answer, draw_places)
+        unsure = {each.tp for each in sizes.gpus if _has_unknowns(each)}
+        blocks += drawn(operator, answer, partial(draw_places, unsure=unsure))
         places = json.loads(answer)
     elif silence is not None:
         blocks += ["", f"no server could be asked where it would fit: {silence}"]
@@ -139,8 +142,12 @@ def _tell_context(sizes: Sizes) -> str:
 def _share(each: OnGpu) -> tuple[str, ...]:
     if each.why is not None:
         return (str(each.tp), "-", "-", "-", "-")
-    more = f" and {UNKNOWN}s" if each.total is not None and not each.whole else ""
-    return (str(each.tp), _gb(each.weights), _gb(each.kv), _gb(each.overhead), _gb(each.total) + more)
+    total = _gb(each.total) + (_AND_MORE if _has_unknowns(each) else "")
+    return (str(each.tp), _gb(each.weights), _gb(each.kv), _gb(each.overhead), total)
+
+
+def _has_unknowns(each: OnGpu) -> bool:
+    return each.total is not None and not each.whole
 
 
 def _number(number: Number | None) -> str:
@@ -159,8 +166,9 @@ def _gb(size_bytes: int | None) -> str:
 # Places
 
 
-def draw_places(answer: Any) -> list[Block]:
-    """Where it would fit now, by class, and what speaks against other nodes."""
+def draw_places(answer: Any, *, unsure: Collection[int] = ()) -> list[Block]:
+    """Where it would fit now, by class, and what speaks against other nodes. ``unsure``: with so many GPUs each takes
+    more than is known."""
     if not answer["engines"]:
         return ["", "no engine of the server reads such weights: llmgw ctl engines"]
     blocks: list[Block] = ["", f"where it would fit now, by {', '.join(map(shown, answer['engines']))}:"]
@@ -170,7 +178,7 @@ def draw_places(answer: Any) -> list[Block]:
         (
             shown(place.get("gpu_class") or "(no GPU)"),
             str(place["tp"]) if place.get("gpu_class") else "-",
-            f"{place['memory_gb']:.3f}",
+            f"{place['memory_gb']:.3f}{_AND_MORE if place['tp'] in unsure else ''}",
             str(len(place["fits"])),
             _name_nodes(place["fits"]),
         )

@@ -14,9 +14,9 @@ from llmgw.cli.ctl.address import find_address
 from llmgw.cli.ctl.asking import Asked, drawn, server_options, show, tell
 from llmgw.cli.ctl.client import Operator
 from llmgw.cli.ctl.drawing import UNKNOWN, Block, Grid, shown
-from llmgw.cli.ctl.fetches import tell_fetch
+from llmgw.cli.ctl.fetches import tell_pace
 from llmgw.errors import UsageError
-from llmgw.units import format_size
+from llmgw.units import format_decimal
 
 COMMANDS = {
     "pull": "Have nodes fetch a source now, and follow it.",
@@ -39,7 +39,8 @@ def command(*, collect: bool, as_json: bool, watch: bool, server: str | None, co
     """Show the weights that each node has fetched, and what could be freed.
 
     STATE is in use (by what runs there), wanted (a model of the catalog is made of it), can be freed, or how far a
-    fetch is; unfinished is what is left of one that has not ended. Only what llmgw itself has fetched is here: whatever somebody put on a node is left alone.
+    fetch is; unfinished is what is left of one that has not ended. Below the table stands what went wrong, or holds a
+    fetch up. Only what llmgw itself has fetched is here: whatever somebody put on a node is left alone.
 
     --collect has the nodes delete what can be freed. Each looks once more whether that is so; what it keeps is told
     with the reason. Exit status 1: a node did not do it.
@@ -75,11 +76,11 @@ def _rows(node: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     name = shown(node["node"])
     for each in node.get("stored") or ():
         state = shown(each["state"]) if each.get("whole", True) else f"unfinished, {shown(each['state'])}"
-        yield name, shown(each["source"]), _commit(each), format_size(each["size_bytes"]), state
+        yield name, shown(each["source"]), _commit(each), format_decimal(each["size_bytes"]), state
     for fetch in node["fetches"]:
         total = fetch.get("total_bytes")
-        size = UNKNOWN if total is None else format_size(total)
-        yield name, shown(fetch["source"]), _commit(fetch), size, tell_fetch(fetch)
+        size = UNKNOWN if total is None else format_decimal(total)
+        yield name, shown(fetch["source"]), _commit(fetch), size, tell_pace(fetch)
 
 
 def _commit(each: Mapping[str, Any]) -> str:
@@ -93,13 +94,14 @@ def _lines(node: Mapping[str, Any]) -> Iterator[str]:
     if node["state"] != "ready" and (node.get("stored") or node["fetches"]):
         yield f"it is {shown(node['state'])}: this is what it said last"
     for fetch in node["fetches"]:
-        if fetch["phase"] == "failed":
+        # (what goes on has one where it gets no further)
+        if fetch["phase"] == "failed" or fetch.get("cause") is not None:
             yield f"{shown(fetch['source'])}: {shown(fetch.get('cause'))}"
             if (remedy := fetch.get("remedy")) is not None:
                 yield f"what to do: {shown(remedy)}"
     if node["free_bytes"]:
         shared = ", in a folder that other nodes share" if node["shared"] else ""
-        yield f"{format_size(node['free_bytes'])} can be freed{shared}"
+        yield f"{format_decimal(node['free_bytes'])} can be freed{shared}"
 
 
 def draw_collected(answer: Any) -> list[Block]:
@@ -108,8 +110,8 @@ def draw_collected(answer: Any) -> list[Block]:
     for node in answer["nodes"]:
         name, why = shown(node["node"]), node.get("why")
         if why is not None:
-            lines.append(f"{name}: {format_size(node['bytes'])} are still there: {shown(why)}")
+            lines.append(f"{name}: {format_decimal(node['bytes'])} are still there: {shown(why)}")
             continue
-        lines.append(f"{name}: {format_size(node['freed_bytes'])} are free again")
+        lines.append(f"{name}: {format_decimal(node['freed_bytes'])} are free again")
         lines += [f"{name}: kept {shown(each)}" for each in node["kept"]]
     return lines or ["nothing can be freed"]

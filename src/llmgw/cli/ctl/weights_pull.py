@@ -13,10 +13,10 @@ from llmgw.cli.ctl.address import find_address
 from llmgw.cli.ctl.asking import Asked, drawn, server_options, tell
 from llmgw.cli.ctl.client import NoAnswer, Operator, as_node
 from llmgw.cli.ctl.drawing import Block, shown
-from llmgw.cli.ctl.fetches import tell_fetch, tell_sources
+from llmgw.cli.ctl.fetches import tell_doing, tell_fetch, tell_pace, tell_sources
 from llmgw.cli.progress import Bars, terminal
 from llmgw.host.output import say
-from llmgw.units import format_size
+from llmgw.units import format_decimal
 
 POLL_SECONDS = 1.0
 
@@ -73,17 +73,26 @@ def _showing(bars: Bars) -> Callable[[Any], bool]:
     def show(answer: Any) -> bool:
         for node in answer["nodes"]:
             fetch = node.get("fetch") or {}
-            bars.show(shown(node["node"]), fetch.get("done_bytes", 0), fetch.get("total_bytes"), _tell(node))
+            words, doing = _tell(node)
+            bars.show(shown(node["node"]), fetch.get("done_bytes", 0), fetch.get("total_bytes"), words, doing=doing)
         return all(node["ended"] for node in answer["nodes"])
 
     return show
 
 
-def _tell(node: Mapping[str, Any]) -> str:
+def _tell(node: Mapping[str, Any]) -> tuple[str, str]:
+    """How far it is, and of that what is news when it changes."""
     fetch = node.get("fetch")
     if not node["ended"] and node["state"] != "ready":
-        return f"{shown(node['state'])}: it goes on once the node is back"
-    return "has not begun" if fetch is None else tell_fetch(fetch)
+        words = f"{shown(node['state'])}: it goes on once the node is back"
+    elif fetch is None:
+        words = "has not begun"
+    elif node["ended"]:
+        # (why it failed is told at the end)
+        words = tell_pace(fetch)
+    else:
+        return tell_fetch(fetch), tell_doing(fetch)
+    return words, words
 
 
 def _has_failed(node: Mapping[str, Any]) -> bool:
@@ -102,7 +111,7 @@ def _lines(node: Mapping[str, Any]) -> Iterator[str]:
         if (remedy := fetch.get("remedy")) is not None:
             yield f"{name}: what to do: {shown(remedy)}"
     elif fetch["origin_bytes"] or fetch["peer_bytes"]:
-        size = format_size(fetch.get("total_bytes") or fetch["done_bytes"])
+        size = format_decimal(fetch.get("total_bytes") or fetch["done_bytes"])
         yield f"{name}: ready, {size}: {tell_sources(fetch)}"
     else:
         yield f"{name}: ready, it had the newest already"

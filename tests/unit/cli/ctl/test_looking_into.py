@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -168,13 +169,47 @@ async def test_a_file_that_cannot_be_used_is_told(folder: Path, held: bytes, wor
 async def test_what_is_not_there_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LlmgwError, match="is it a path on another machine"):
         await look_into("/nowhere/at/all")
-    with pytest.raises(LlmgwError, match="holds no weights"):
+    with pytest.raises(LlmgwError, match=r"holds no weights .*: it has nothing"):
         await look_into(str(folder))
+    put(folder, a_txt=b"x")
+    with pytest.raises(LlmgwError, match=r"holds no weights .*: it has a\.txt"):
+        await look_into(str(folder))
+    with pytest.raises(LlmgwError, match=r"/a\.txt is no file of weights"):
+        await look_into(str(folder / "a.txt"))
+    for empty in ("", " "):
+        with pytest.raises(UsageError, match="SOURCE is empty"):
+            await look_into(empty)
     with pytest.raises(UsageError, match="s3: is no scheme"):
         await look_into("s3://a/b")
     put(folder, m_gguf=GGUF)
     monkeypatch.chdir(folder)
     assert (await look_into("m.gguf")).source == (await look_into("./m.gguf")).source == str(folder / "m.gguf")
+
+
+async def test_what_is_no_ordinary_file_is_told_and_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "m.gguf")
+    os.mkfifo(folder / "p-00002-of-00002.gguf")
+    put(folder, x=GGUF)
+    (folder / "x").rename(folder / "p-00001-of-00002.gguf")
+    for path in ("/dev/zero", "/dev/null", str(folder / "m.gguf"), str(folder / "p-00001-of-00002.gguf")):
+        with pytest.raises(LlmgwError, match="is no ordinary file"):
+            await look_into(path)
+
+
+async def test_a_name_that_is_no_text_is_told_and_in_a_folder_left_out(folder: Path) -> None:
+    put(folder, m_gguf=GGUF)
+    odd = folder / os.fsdecode(b"\xfe.gguf")
+    odd.write_bytes(GGUF)
+    with pytest.raises(UsageError, match=r"is no UTF-8.*: rename it") as raised:
+        await look_into(str(odd))
+    raised.value.message.encode()
+    assert (await look_into(str(folder))).files == 1
+
+
+async def test_a_file_of_endless_parts_is_told(folder: Path) -> None:
+    (folder / "m-00001-of-99999.gguf").write_bytes(GGUF)
+    with pytest.raises(LlmgwError, match=r"m-00001-of-99999\.gguf says that it is one of 99999 parts"):
+        await look_into(str(folder / "m-00001-of-99999.gguf"))
 
 
 # Over the network

@@ -112,6 +112,7 @@ def test_what_is_unknown_is_called_so(port: Any, ctl: Any, tmp_path: Path) -> No
     assert "longest context: unknown; KV cache for each token: unknown\n" in out
     assert "there is no config.json beside it: the KV cache is unknown\n" in out
     assert "1   0.002    unknown  unknown  0.002 and unknowns\n" in out
+    assert "h100-80g  1   20.500 and unknowns  1      n1 (2 GPUs)\n" in out
     assert port.heard[0].body["gpus"][0]["memory_gb"] == 0.003
 
 
@@ -138,6 +139,24 @@ def test_a_failure_is_told_with_what_to_do(ctl: Any, tmp_path: Path, monkeypatch
         ended = ctl("model", "plan", "hf:org/m/A.gguf")
     assert (ended.status, ended.out) == (1, "")
     assert ended.err == "llmgw: org/m has no file A.gguf; did you mean hf:org/m/a.gguf?\n"
+
+
+def test_an_empty_source_is_told_and_not_taken_for_a_folder(ctl: Any, port: Any) -> None:
+    ended = ctl("model", "plan", "")
+    assert (ended.status, ended.out, "SOURCE is empty" in ended.err) == (2, "", True)
+    assert port.heard == []
+
+
+@pytest.mark.slow
+def test_a_token_is_set_for_the_command_and_not_for_an_agent(
+    ctl: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    with FakeOrigin(tmp_path) as origin:
+        monkeypatch.setenv("HF_ENDPOINT", origin.url)
+        ended = ctl("model", "plan", "hf:org/m/a.gguf")
+    assert ended.status == 1
+    assert ended.err.endswith("for a private one set HF_TOKEN in this command's environment\n")
 
 
 def test_what_cannot_be_shared_says_why() -> None:

@@ -52,6 +52,7 @@ def test_what_is_the_matter_stands_below() -> None:
         {**N1, "node": "away", "state": "lost", "shared": True},
         {**NOTHING, "node": "gone", "state": "lost"},
         {**NOTHING, "node": "bad", "stored": [], "fetches": [failed]},
+        {**NOTHING, "node": "slow", "stored": [], "fetches": [{**FETCH, "cause": "h answers 503"}]},
     ]
     assert plain(draw({"nodes": nodes})).split("\n\n")[1].splitlines() == [
         "old: it has not said what it has: its agent has just begun, or is of an earlier version",
@@ -59,6 +60,7 @@ def test_what_is_the_matter_stands_below() -> None:
         "away: 1GB can be freed, in a folder that other nodes share",
         "bad: hf:org/repo/a.gguf: the disk is full",
         "bad: what to do: free 3GB",
+        "slow: hf:org/repo/a.gguf: h answers 503",
     ]
 
 

@@ -105,6 +105,32 @@ def test_each_node_is_shown_as_it_goes_on(follow: Follow) -> None:
     ]
 
 
+def test_one_that_stands_still_is_told_with_its_cause_and_once(follow: Follow) -> None:
+    cause = "h answers 503"
+    _, lines = follow(
+        pull({"fetch": fetch("fetching")}),
+        pull({"fetch": fetch("fetching", stalled_seconds=10.0)}),
+        pull({"fetch": fetch("fetching", stalled_seconds=11.0)}),
+        pull({"fetch": fetch("fetching", stalled_seconds=12.0, cause=cause)}),
+        pull({"fetch": fetch("fetching", stalled_seconds=13.0, cause=cause)}),
+        pull({"fetch": fetch("fetching", done_bytes=10**7)}),
+        pull(FAILED),
+    )
+    assert lines == [
+        "n1: fetching 0 %",
+        "n1: fetching 0 %, stalled for 10s",
+        "n1: fetching 0 %, stalled for 12s: h answers 503",
+        "n1: fetching 1 %",
+        "n1: failed",
+    ]
+
+
+def test_sizes_are_of_one_family(port: Any, ctl: Any) -> None:
+    sizes = {"done_bytes": 65_000_000, "total_bytes": 65_000_000, "origin_bytes": 30 * 2**20, "peer_bytes": 33_542_720}
+    port.will_answer("POST", "/weights/pull", pull({"ended": True, "fetch": fetch("ready", **sizes)}))
+    assert ctl("weights", "pull", SOURCE).out == "n1: ready, 65MB: 31.5MB from its origin and 33.5MB from other nodes\n"
+
+
 def test_a_server_that_does_not_answer_is_waited_for(follow: Follow) -> None:
     silence = NoAnswer("nothing answers there")
     _, lines = follow(pull({}), silence, silence, pull(READY))
