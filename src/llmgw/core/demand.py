@@ -24,12 +24,14 @@ STEP_SECONDS = 1.0
 @dataclass(slots=True)
 class _Asked:
     """``asked_at``: when somebody last was answered, or told to come back, and ``owed_at`` the latter, since the model
-    was last ready. ``steps`` is how many replicas were worth having, by when that began."""
+    was last ready. ``since`` is from when on somebody has been waiting for it, inf while nobody is. ``steps`` is how
+    many replicas were worth having, by when that began."""
 
     waiting: int = 0
     in_flight: dict[ReplicaId, int] = field(default_factory=dict)
     asked_at: float = -math.inf
     owed_at: float = -math.inf
+    since: float = math.inf
     steps: deque[tuple[float, int]] = field(default_factory=deque)
 
 
@@ -47,12 +49,19 @@ class Demands:
     def note(self, model: Model, demand: Demand, now: float, *, ready: bool) -> None:
         """Take in how much it is asked for now, while it is ``ready`` to answer or not."""
         asked = self._asked.setdefault(model.name, _Asked())
+        if ready:
+            asked.since = math.inf
+        elif demand.waiting or demand.asked:
+            self._begin(model.name, asked, now)
         asked.waiting = demand.waiting
         asked.in_flight = {replica: count for replica, count in demand.in_flight.items() if count}
         if demand.asked or demand.answered or asked.in_flight:
             asked.asked_at = now
         if demand.asked and not ready:
             asked.owed_at = now
+        if not asked.waiting and not self.is_owed(model.name, now):
+            # (whoever waited has hung up)
+            asked.since = math.inf
         worth = math.ceil((asked.waiting + sum(asked.in_flight.values())) / max(model.scaling.target, 1))
         steps = asked.steps
         if steps and now < steps[-1][0] + STEP_SECONDS:
@@ -67,18 +76,29 @@ class Demands:
     def note_call(self, name: ModelName, now: float) -> None:
         """An operator wants it loaded."""
         asked = self._asked.setdefault(name, _Asked())
+        self._begin(name, asked, now)
         asked.asked_at = asked.owed_at = now
+
+    def _begin(self, name: ModelName, asked: _Asked, now: float) -> None:
+        """Somebody waits for it: since now, unless somebody has before."""
+        if asked.since == math.inf or not (asked.waiting or self.is_owed(name, now)):
+            asked.since = now
 
     def note_ready(self, name: ModelName) -> None:
         """Whoever was told to come back is owed nothing any more."""
         if name in self._asked:
             self._asked[name].owed_at = -math.inf
+            self._asked[name].since = math.inf
 
     def forget(self, name: ModelName) -> None:
         self._asked.pop(name, None)
 
     def waiting(self, name: ModelName) -> int:
         return self._asked.get(name, _NOBODY).waiting
+
+    def since(self, name: ModelName) -> float:
+        """From when on somebody has been waiting for it; inf when nobody has asked in vain."""
+        return self._asked.get(name, _NOBODY).since
 
     def in_flight(self, name: ModelName, replica: ReplicaId) -> int:
         return self._asked.get(name, _NOBODY).in_flight.get(replica, 0)

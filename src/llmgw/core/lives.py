@@ -195,7 +195,7 @@ def fail(state: State, life: Life, node: NodeId, how: End, now: float) -> None:
     text += f"; {how.remedy}" if how.remedy else ""
     # What fails in the same way for a week must not fill the log with the engine's same last words.
     told = earlier is not None and failures.count > 1 and earlier.cause == how.cause
-    state.announce(before, text, lines=() if told else how.lines, warning=True, what=Happening.FAILED)
+    state.announce(before, text, lines=how.lines, again=told, warning=True, what=Happening.FAILED)
     if not life.proven and not how.blames_node:
         _consider_return(state, before, how.cause)
 
@@ -222,12 +222,13 @@ def gone(state: State, life: Life, node: NodeId, now: float) -> None:
     life.set_shard(over, now)
     state.plan_later(life.replica.model)
     state.plan_waiting()
+    # (of several not only with the last of them: the others may take their time)
+    _keep_room(state, life, over, now)
     if not life.alive:
         state.going.pop(life.key, None)
-        _keep_room(state, life, now)
         if life.evicted_for is not None and state.launched(life.evicted_for) is not None:
             # Or whoever comes first would have the room that was made for this one.
-            _reserve(state, life.evicted_for, life, now)
+            _reserve(state, life.evicted_for, over, now)
             state.plan_first(life.evicted_for)
     if life.alive or life.replica.cause is not None:
         state.roster.put(life)
@@ -239,7 +240,7 @@ def gone(state: State, life: Life, node: NodeId, now: float) -> None:
         state.effects.append(Announce(model=None, node=node, text=text, what=Happening.DRAINING))
 
 
-def _keep_room(state: State, life: Life, now: float) -> None:
+def _keep_room(state: State, life: Life, over: Shard, now: float) -> None:
     """What is to be there again in a moment has its place, or whoever waits for room would be quicker."""
     name = life.replica.model
     model = state.launched(name)
@@ -249,11 +250,11 @@ def _keep_room(state: State, life: Life, now: float) -> None:
     failed = life.replica.cause is not None and model.scaling.min > 0 and max(waits, default=0.0) <= RESERVED_SECONDS
     reachable = not any(state.roster.is_lost(node) or state.roster.is_draining(node) for node in life.replica.nodes)
     if reachable and (failed or life.in_place):
-        _reserve(state, name, life, now)
+        _reserve(state, name, over, now)
 
 
-def _reserve(state: State, name: ModelName, life: Life, now: float) -> None:
-    state.roster.reserve(name, life.replica.shards)
+def _reserve(state: State, name: ModelName, over: Shard, now: float) -> None:
+    state.roster.reserve(name, (over,))
     state.reserved_until[name] = now + RESERVED_SECONDS
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from llmgw.core import crews, leaving, starting
 from llmgw.core.effects import Announce, Happening
 from llmgw.core.evicting import is_about_to_end, make_way
-from llmgw.core.model import Model
+from llmgw.core.model import Model, ModelName
 from llmgw.core.placement import Placement, Rejected, Verdict
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import ShardState
@@ -26,13 +27,19 @@ HOSTS_A_TURN = 100
 def plan_one(state: State, now: float) -> None:
     """One model a turn, however many wait: a thousand at once would hold up every request meanwhile."""
     while state.unplanned and state.roster.freshen(HOSTS_A_TURN):
-        name = next(iter(state.unplanned))
+        name = _find_next(state)
         del state.unplanned[name]
         model = state.launched(name)
         if model is not None:
             _plan(state, model, now)
             state.review_at[name] = _find_review(state, model, now)
             return
+
+
+def _find_next(state: State) -> ModelName:
+    """The first in the row; of those that somebody waits for, the one that has been waited for the longest."""
+    name = next(iter(state.unplanned))
+    return name if state.demands.since(name) == math.inf else min(state.unplanned, key=state.demands.since)
 
 
 def _plan(state: State, model: Model, now: float) -> None:
@@ -95,6 +102,7 @@ def _place(state: State, model: Model, crew: crews.Crew, now: float, *, missing:
         if found is not None:
             _begin(state, model, found, crew, now)
             return True
+    by = None
     if not hopes and (missing or _needs_stand_in(state, model, crew)):
         by, found = search.find_by_proven()
         if by is not None and found is not None:
@@ -105,6 +113,9 @@ def _place(state: State, model: Model, crew: crews.Crew, now: float, *, missing:
             return False
     if not pending and not _may_go_first(state, crew, search, hopes=hopes, now=now):
         _wait_for_room(state, model, verdict, now)
+        if by is not None and model.name in state.retry_at:
+            # A failure was announced, with the time of the next try: that is by what served before.
+            return False
         _tell_no_room(state, model, verdict, crew, earlier, missing=missing)
     return False
 
@@ -207,10 +218,21 @@ def _tell_no_room(
     lines += [f"and {more} more; llmgw ctl explain-placement {model.name} shows all"] if more else []
     text = f"no node can run {model.name} now ({_count(verdict)})"
     if crew.moving:
-        stay = few(life.replica.id for life in crew.moving)
-        text = f"{stay} stays until there is room for another: {state.find_move(crew.moving[0])}, and {text}"
+        text = f"{_tell_staying(state, crew.moving)}, and {text}"
     told = Announce(model=model.name, text=text, lines=tuple(lines), warning=True, what=Happening.WAITING)
     state.effects.append(told)
+
+
+def _tell_staying(state: State, moving: Sequence[Life]) -> str:
+    """Those that wait for another to take their place, each with why it is to go."""
+    names: dict[str, list[str]] = {}
+    for life in moving:
+        names.setdefault(state.find_move(life) or "", []).append(life.replica.id)
+    told = [
+        f"{few(staying)} {'stays' if len(staying) == 1 else 'stay'} until there is room for another: {why}"
+        for why, staying in names.items()
+    ]
+    return "; ".join(told)
 
 
 def _count(verdict: Rejected) -> str:

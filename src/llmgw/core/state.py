@@ -103,12 +103,13 @@ class State:
         *,
         what: Happening,
         lines: tuple[str, ...] = (),
+        again: bool = False,
         warning: bool = False,
     ) -> None:
         """Tell the log, and whoever waits for the replica's model."""
         node = replica.shards[0].spec.node
         self.effects.append(
-            Announce(model=replica.model, node=node, text=text, lines=lines, warning=warning, what=what)
+            Announce(model=replica.model, node=node, text=text, lines=lines, again=again, warning=warning, what=what)
         )
 
     def plan_later(self, name: ModelName) -> None:
@@ -123,9 +124,17 @@ class State:
 
     def plan_waiting(self) -> None:
         """There may be room now for those that found none."""
-        for name, verdict in self.verdicts.items():
-            if isinstance(verdict, Rejected):
-                self.plan_later(name)
+        self.plan_in_turn(name for name, verdict in self.verdicts.items() if isinstance(verdict, Rejected))
+
+    def plan_in_turn(self, names: Iterable[ModelName]) -> None:
+        """Look at these: first those that are to run in any case, then those that somebody has waited for the longest.
+        Else of three that take turns on room for one the same could come away empty every time."""
+        for name in sorted(names, key=self._urge):
+            self.plan_later(name)
+
+    def _urge(self, name: ModelName) -> tuple[bool, float]:
+        model = self.launched(name)
+        return model is None or model.scaling.min == 0, self.demands.since(name)
 
     def launched(self, name: ModelName) -> Model | None:
         """The model as it is launched: as it is written, unless that has failed."""

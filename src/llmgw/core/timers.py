@@ -58,9 +58,10 @@ def describe_brake(brake: Brake, now: float) -> str:
 
 def come_due(state: State, now: float) -> None:
     """Do what was put off till now. What concerns lost nodes waits for the brake too."""
-    for name in [name for name, at in state.retry_at.items() if at <= now]:
+    due = [name for name, at in state.retry_at.items() if at <= now]
+    for name in due:
         del state.retry_at[name]
-        state.plan_later(name)
+    state.plan_in_turn(due)
     for name in [name for name, at in state.reserved_until.items() if at <= now]:
         del state.reserved_until[name]
         state.roster.release(name)

@@ -12,8 +12,10 @@ SMALL = ("n05", "n06", "n07", "n08", "n09")
 
 def test_an_engine_that_is_never_ready_ends_with_its_cause_and_is_tried_elsewhere(tell: Callable[..., None]) -> None:
     def story(world: Stage) -> Iterator[float]:
-        for node in SMALL[:4]:
-            world.strike(BadEngines(at=world.now, node=node, seconds=36000.0, mood=Mood.NEVER_READY))
+        # (whichever of them registers first gets it; the last one is well a little later)
+        for node in SMALL:
+            seconds = 60.0 if node == SMALL[4] else 36000.0
+            world.strike(BadEngines(at=world.now, node=node, seconds=seconds, mood=Mood.NEVER_READY))
         yield 120.0
         (first,) = world.engines("couple")
         assert world.ready("couple") == ()
@@ -22,8 +24,8 @@ def test_an_engine_that_is_never_ready_ends_with_its_cause_and_is_tried_elsewher
         assert was_said(world, first.spec.replica, "not ready within startup_timeout")
         assert not any(engine.pid == first.pid for engine in world.engines("couple") if engine.node == first.node)
 
-        # Each of the others takes as long; the last of them is well.
-        yield 5 * first.spec.profile.startup_timeout_seconds
+        # Each try takes as long, twice on each of the others at most; the last of them is well by then.
+        yield 10 * first.spec.profile.startup_timeout_seconds
         (last,) = world.engines("couple")
         assert last.ready
         assert last.node == SMALL[4]
@@ -52,9 +54,9 @@ def test_an_engine_that_is_deaf_to_term_is_killed_and_booked_until_then(tell: Ca
 
 def test_a_full_disk_is_told_as_the_cause_and_the_model_goes_elsewhere(tell: Callable[..., None]) -> None:
     def story(world: Stage) -> Iterator[float]:
-        for node in SMALL[:4]:
-            world.strike(DiskFull(at=world.now, node=node, seconds=36000.0))
-        yield 300.0
+        for node in SMALL:
+            world.strike(DiskFull(at=world.now, node=node, seconds=100.0 if node == SMALL[4] else 36000.0))
+        yield 600.0
         (engine,) = world.engines("couple")
         assert engine.ready
         assert engine.node == SMALL[4]

@@ -93,6 +93,27 @@ def test_who_was_told_to_come_back_is_waited_for_until_it_is_ready_or_for_five_m
     assert demands.asked_at(M, 2.0) == 1.0
 
 
+def test_somebody_waits_since_the_first_who_asked_in_vain_until_it_is_ready() -> None:
+    demands = Demands()
+    assert demands.since(M) == math.inf
+    demands.note(WIDE, Demand(model=M, waiting=1), 1.0, ready=False)
+    demands.note(WIDE, Demand(model=M, asked=True), 21.0, ready=False)
+    demands.note(WIDE, Demand(model=M, waiting=1), 60.0, ready=False)
+    demands.note_call(M, 61.0)
+    assert demands.since(M) == 1.0
+    demands.note_ready(M)
+    assert demands.since(M) == math.inf
+    # who has hung up, or has not come back for long, is not who waits now
+    demands.note(WIDE, Demand(model=M, waiting=1), 70.0, ready=False)
+    demands.note(WIDE, Demand(model=M), 71.0, ready=False)
+    demands.note(WIDE, Demand(model=M, waiting=1), 80.0, ready=False)
+    assert demands.since(M) == 80.0
+    demands.note(WIDE, Demand(model=M, waiting=1), 90.0, ready=True)
+    assert demands.since(M) == math.inf
+    demands.note_call(M, 100.0)
+    assert demands.since(M) == 100.0
+
+
 def test_who_asks_a_model_that_is_ready_is_owed_nothing() -> None:
     demands = noted((1.0, 1))
     assert not demands.is_owed(M, 1.0)

@@ -198,6 +198,26 @@ def test_two_that_take_turns_change_no_more_often_than_that() -> None:
     assert all(later - earlier >= RESIDENCY_SECONDS for earlier, later in pairwise(swaps))
 
 
+def test_of_three_that_take_turns_each_has_its_turn() -> None:
+    fleet, shard = a_turn(OTHER, a_model("c", least=0, gb=10.0))
+    turns: list[ModelName] = []
+    for second in range(12, 1212):
+        now = float(second)
+        for name in (A, B, C):
+            # each is asked for all the time: answered at once, or told to come back
+            effects = fleet.handle(Demand(model=name, asked=True), now)
+            effects += wake(fleet, now)
+            for drain in drains(effects):
+                effects += fleet.handle(drained(drain), now)
+                effects += fleet.handle(a_word(the_replica(fleet, shard.model.name).shard, ShardState.ENDED), now)
+            if desires(effects) and desires(effects)[-1].shards:
+                shard = the_shard(effects)
+                turns.append(shard.model.name)
+                fleet.handle(a_word(shard, ShardState.READY), now)
+    assert len(turns) >= 8
+    assert all({*three} == {A, B, C} for three in zip(turns, turns[1:], turns[2:], strict=False))
+
+
 @pytest.mark.parametrize(
     "word",
     [

@@ -8,6 +8,7 @@ from fleets import (
     ENDPOINT,
     N1,
     N2,
+    PAIR,
     M,
     a_fleet,
     a_gpu_node,
@@ -33,16 +34,19 @@ from llmgw.core.effects import Desire, Effect
 from llmgw.core.events import (
     CatalogChanged,
     Demand,
+    Drained,
     NodeLost,
     NodeRegistered,
     NodeRemoved,
     NodeReported,
     NodesExpected,
+    ReplicaRecalled,
     Stopping,
     Wakeup,
 )
 from llmgw.core.fleet import Fleet
 from llmgw.core.lives import UNHEARD_SECONDS
+from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.placement import Rejected
 from llmgw.core.rejection import Reason
@@ -163,17 +167,18 @@ def test_what_to_do_about_the_last_try_is_not_told_of_the_next() -> None:
     assert (the_replica(fleet).cause, the_replica(fleet).remedy) == ("c", None)
 
 
-def test_the_last_words_of_a_failure_are_told_when_its_cause_is_new() -> None:
+def test_the_last_words_of_a_failure_are_for_the_log_when_its_cause_is_new() -> None:
     fleet, effects = a_fleet(a_model())
     now, told = 10.0, []
     for cause in ("a", "a", "b", "b", "a"):
         shard = the_shard(effects)
         effects = fleet.handle(a_word(shard, ShardState.ENDED, cause=cause, lines=("words",)), now)
-        told.append(announced(effects)[-1].lines)
+        assert announced(effects)[-1].lines == ("words",)
+        told.append(announced(effects)[-1].again)
         # (longer than any wait)
         now += 600.0
         effects = wake(fleet, until=now)
-    assert told == [("words",), (), ("words",), (), ("words",)]
+    assert told == [False, True, False, True, False]
 
 
 def test_an_end_without_a_cause_is_still_told() -> None:
@@ -491,3 +496,37 @@ def test_of_a_group_only_the_first_rank_says_where_it_is_reached() -> None:
     fleet.handle(a_word(shards[1], ShardState.READY, endpoint=None), 1.0)
     fleet.handle(a_word(shards[0], ShardState.READY), 2.0)
     assert [replica.endpoint for replica in fleet.ready(M)] == [ENDPOINT]
+
+
+@pytest.mark.parametrize("why", ["roll", "recall", "crash"])
+def test_a_group_on_a_full_cluster_keeps_all_of_its_room_from_its_first_end_on(why: str) -> None:
+    nodes = [a_gpu_node("n1"), a_gpu_node("n2")]
+    single = replace(PAIR, nodes=1, pp=1)
+    waiting = replace(a_wide_model(single), name=ModelName("w"), source="/w")
+    group = a_wide_model()
+    fleet, effects = a_fleet(group, nodes=nodes)
+    shards = [shard for desire in desires(effects) for shard in desire.shards]
+    for state in (ShardState.PREPARED, ShardState.READY):
+        for shard in shards:
+            fleet.handle(a_word(shard, state), 1.0)
+    wake(fleet, 20.0)
+    fleet.handle(CatalogChanged(models=(group, waiting)), 30.0)
+    wake(fleet, 30.0)
+    assert isinstance(fleet.verdict(ModelName("w")), Rejected)
+    if why == "roll":
+        effects = fleet.handle(CatalogChanged(models=(replace(group, context_length=99), waiting)), 40.0)
+    elif why == "recall":
+        effects = fleet.handle(ReplicaRecalled(replica=shards[0].replica, epoch=shards[0].epoch), 40.0)
+    else:
+        effects = []
+    effects += wake(fleet, 40.0)
+    for drain in drains(effects):
+        fleet.handle(Drained(replica=drain.replica, epoch=drain.epoch, number=drain.number), 41.0)
+    # the end of the first shard, and only some time later that of the second
+    begun = []
+    for at, shard in ((42.0, shards[1]), (44.0, shards[0])):
+        begun += desires(fleet.handle(a_word(shard, ShardState.ENDED, cause="it was stopped"), at))
+        begun += desires(wake(fleet, at))
+    begun += desires(wake(fleet, 50.0))
+    assert {shard.model.name for desire in begun for shard in desire.shards} == {M}
+    assert the_replica(fleet).state is ShardState.PLACED
