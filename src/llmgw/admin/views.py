@@ -276,23 +276,28 @@ class HistoryView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolledBack:
     """A model has its definition ``to`` again, which is now kept as number ``number``. ``rolls``: replicas run by
-    another one, and are replaced one after the other."""
+    another one, and are replaced one after the other, of a model that loads ``on_demand`` as far as it is asked for."""
 
     model: str
     number: int
     to: int
     rolls: bool = False
+    on_demand: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stopped:
     """What was stopped: a model, which is held at zero until it is loaded again, or a ``replica`` of it, which is
-    replaced. ``running`` are the replicas that go once their requests are answered; ``already``: it was so before."""
+    replaced, but where it is ``idle``: nobody asks for it, and nothing takes its place. ``running`` are the replicas
+    that go once their requests are answered; ``already``: it was so before. ``unscaled``: a model that is not to run in
+    any case, since its scaling.max is 0."""
 
     model: str
     replica: str | None = None
     running: tuple[str, ...] = ()
     already: bool = False
+    idle: bool = False
+    unscaled: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -487,7 +492,8 @@ class StoredView:
 class NodeWeightsView:
     """What a node has said of weights, None before it has said anything: what it has fetched, what it fetches, and
     (``seen``) what else lies in its ``model_dirs``. ``seed``: where other nodes may take pieces from it. ``shared``:
-    other machines write to the same folder. What could be freed takes up ``free_bytes``."""
+    other machines write to the same folder, ``shared_with`` are those nodes of which that is known. What could be freed
+    takes up ``free_bytes``."""
 
     node: str
     state: NodeState
@@ -496,6 +502,7 @@ class NodeWeightsView:
     free_bytes: int = 0
     seed: str | None = None
     shared: bool = False
+    shared_with: tuple[str, ...] = ()
     seen: tuple[str, ...] = ()
 
 
@@ -598,13 +605,15 @@ class StatusView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AddedModel:
     """A model that was added. ``replaced``: it had a definition before; ``runs``: it has, or may get, replicas.
-    ``rolls``: replicas run by another definition, and are replaced one after the other. ``held``: an operator has
-    stopped it. ``number`` is that of the definition in its history."""
+    ``rolls``: replicas run by another definition, and are replaced one after the other, of a model that loads
+    ``on_demand`` as far as it is asked for. ``held``: an operator has stopped it. ``number`` is that of the definition
+    in its history."""
 
     name: str
     replaced: bool
     runs: bool
     rolls: bool = False
+    on_demand: bool = False
     held: bool = False
     number: int | None = None
     not_in_effect: tuple[str, ...] = ()

@@ -111,6 +111,7 @@ class Depot:
             task_status.started()
             # (left to itself where a file server does not answer)
             nursery.start_soon(partial(trio.to_thread.run_sync, self._cache.tidy, abandon_on_cancel=True))
+            nursery.start_soon(self._peers.leave_idle)
             if self._giving is not None:
                 nursery.start_soon(self._giving.serve)
             listen, tls = self._settings.seed_listen, self._settings.tls

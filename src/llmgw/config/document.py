@@ -102,6 +102,11 @@ class Section:
     def has(self, key: str) -> bool:
         return key in self._keys
 
+    def is_empty(self, key: str) -> bool:
+        """Whether a key stands there with nothing under it, or with an empty list."""
+        node = self._keys[key][1] if key in self._keys else None
+        return node is not None and (node.tag == _NULL or (isinstance(node, yaml.SequenceNode) and not node.value))
+
     def names(self) -> tuple[str, ...]:
         return tuple(self._keys)
 

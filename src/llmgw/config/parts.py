@@ -79,11 +79,12 @@ def read_download_rate(section: Section) -> int | None:
 
 def read_weights(section: Section, *, secrets: bool = True) -> WeightsConfig:
     """What all of the ``weights`` sections hold; whoever asks closes it. ``secrets`` False leaves them unread."""
+    is_empty = section.is_empty("allow_hosts")
     hosts = section.texts("allow_hosts")
     for host in hosts:
         if why := _wrong_allowed(host):
             section.wrong("allow_hosts", why)
-    if section.has("allow_hosts") and not hosts:
+    if is_empty:
         section.wrong("allow_hosts", "has no host in it, and nothing could be fetched; leave it out to allow all")
     if len(hosts) > _MOST_HOSTS:
         section.wrong("allow_hosts", f"are {len(hosts)}; {_MOST_HOSTS} at most")

@@ -16,6 +16,8 @@ from llmgw.core.state import State
 # The nodes of a replica that ran before this server each come when they come. Then it is whole, or it is none.
 WHOLE_SECONDS = 30.0
 
+BEFORE_LAUNCH = frozenset({ShardState.PLACED, ShardState.PREPARING, ShardState.PREPARED})
+
 # Nobody gets so far, and a node that says it did must not bring a replica to where no number is left for its next try.
 MOST_EPOCHS = 2**31
 
@@ -79,7 +81,9 @@ def find_running(
     if shard.state is ShardState.READY:
         state.roster.note_held(node, spec.model.source)
     fate = "is taken over" if ours else "is to stop: it isn't what the catalog asks for"
-    text = f"{spec.replica} was already running on {node} and {fate}"
+    # (what its node only prepares has no engine yet)
+    how = "being prepared" if report.state in BEFORE_LAUNCH else "running"
+    text = f"{spec.replica} was already {how} on {node} and {fate}"
     state.announce(life.replica, text, what=Happening.ADOPTED)
     lives.let_go(state, life, now)
     if life.replica.state is ShardState.READY:

@@ -346,6 +346,9 @@ def _lay(kinds: _Kinds, measure: Measure, *, shared: int = 0) -> tuple[Layer, ..
     for at, kind in enumerate(kinds.of[: len(kinds.of) - shared]):
         if kind in (Kind.FULL, Kind.WINDOW):
             values, heads = measure(at, kind)
+            if heads == 0:
+                # One word of the file says that it keeps tokens, another that it has nothing to keep them with.
+                return None
             found.append(Layer(values=values, heads=heads, window=kinds.window if kind is Kind.WINDOW else None))
     return tuple(found)
 

@@ -86,11 +86,12 @@ class Happening(StrEnum):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Announce:
     """Something worth a log line and a place among the events, and a reason for whoever waits on this model (None: on
-    any) to look again."""
+    any) to look again. ``again``: the log has had such ``lines`` before, and leaves these out."""
 
     model: ModelName | None
     text: str
     lines: tuple[str, ...] = ()
+    again: bool = False
     warning: bool = False
     what: Happening = Happening.MODEL
     node: NodeId | None = None

@@ -50,6 +50,7 @@ class Draining:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelStatistics:
     """A model, its replicas (a failed one stays until its next try), and the last answer when one was to be placed.
+    ``retries``: it is tried again in a moment, wherever it has failed.
 
     ``held``: an operator holds it at zero. ``rollout`` is there while replicas of it run by an earlier definition, and
     ``failed`` where the one that is written has not come to serve and the one before goes on.
@@ -58,6 +59,7 @@ class ModelStatistics:
     model: Model
     replicas: tuple[Replica, ...]
     verdict: Verdict | None
+    retries: bool = False
     held: bool = False
     rollout: Rollout | None = None
     failed: Failed | None = None
@@ -103,6 +105,7 @@ def picture(state: State, brake: Brake | None) -> FleetStatistics:
                 model=model,
                 replicas=tuple(of_model.get(model.name, ())),
                 verdict=state.verdicts.get(model.name),
+                retries=model.name in state.retry_at,
                 held=model.name in state.held,
                 rollout=_find_rollout(state, model.name),
                 failed=state.rolls.failed(model.name),

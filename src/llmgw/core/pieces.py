@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
+from statistics import median
 from typing import TypeAlias
 
 from llmgw.core.holders import MOST_HOLDERS, Holders
@@ -22,6 +23,11 @@ from llmgw.core.weights import Member
 # Transfers from members at a time: from one, and from all.
 MOST_OF_ONE = 2
 MOST_OF_ALL = 8
+# With those that have run for PATIENCE_SECONDS: they stand in nobody's way, for who is asked first may be the slowest.
+MOST_AT_ONCE = 2 * MOST_OF_ALL
+# Who takes so many times as long as others is asked when nobody else is free, and of its line to the origin a new one
+# is made.
+MUCH_SLOWER = 4
 # Requests to the origin at a time, and how long they are: the first ones short, for others may just be coming to share
 # in it, and what is cut off then has come in vain.
 MOST_LINES = 4
@@ -76,10 +82,26 @@ class Run:
 
 
 @dataclass(slots=True, kw_only=True, eq=False)
+class _Line:
+    """A request to the origin. ``next`` and ``stop``: the places that it has not begun, of those from ``start`` on;
+    ``since``: when it was made."""
+
+    start: int
+    next: int
+    stop: int
+    since: float
+
+    def measure(self, now: float) -> float:
+        """How long it has taken for a piece, at least."""
+        return (now - self.since) / max(self.next - self.start, 1)
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class _Peer:
     """What is known of a member. ``held``: a byte for each piece, 1 where it has one that was missing here when it said
     so; ``offers``: how many of those are still missing. ``heap``: where it is near, keys of these in the order in which
-    to ask for them, where old ones may stand. ``asked``: in whose turn it was asked last."""
+    to ask for them, where old ones may stand. ``asked``: in whose turn it was asked last. ``takes``: since when it is
+    asked for which piece."""
 
     member: Member
     near: bool
@@ -88,7 +110,8 @@ class _Peer:
     held: bytearray | bytes
     offers: int = 0
     heap: list[int] = field(default_factory=list)
-    busy: int = 0
+    takes: dict[int, float] = field(default_factory=dict)
+    slow_until: float = -float("inf")
     away_until: float = -float("inf")
     suspended_until: float = -float("inf")
     rests_until: float = -float("inf")
@@ -98,7 +121,16 @@ class _Peer:
         return self.away_until <= now
 
     def is_free(self, now: float) -> bool:
-        return self.busy < MOST_OF_ONE and self.away_until <= now and self.rests_until <= now
+        """Whether it can be asked for one more: not who is at one for long."""
+        free = len(self.takes) < MOST_OF_ONE and self.away_until <= now and self.rests_until <= now
+        return free and not self.count_long(now)
+
+    def count_long(self, now: float) -> int:
+        """How many of its transfers have run for long."""
+        return sum(now - since >= PATIENCE_SECONDS for since in self.takes.values())
+
+    def is_second_choice(self, now: float) -> bool:
+        return self.suspended_until > now or self.slow_until > now
 
     def is_trusted(self, now: float) -> bool:
         """Whether it is waited for."""
@@ -117,7 +149,9 @@ class Pieces:
         self._missing = self._holders.missing
         # Who is asked for a piece, since when; None is the origin.
         self._asked: dict[int, dict[NodeId | None, float]] = {}
-        self._reserved: set[int] = set()
+        # Which request holds a piece, and how far those are that run.
+        self._reserved: dict[int, Run] = {}
+        self._lines: dict[Run, _Line] = {}
         # How many requests run for each file.
         self._runs: Counter[int] = Counter()
         # The hash of what is missing and was told of.
@@ -127,6 +161,8 @@ class Pieces:
         self._peers: dict[NodeId, _Peer] = {}
         self._turns = 0
         self._busy = 0
+        # How long members took for a piece.
+        self._times: deque[float] = deque(maxlen=16)
         # What everybody holds that has said nothing yet, and heaps that nobody needs.
         self._nothing = bytes(total)
         self._litter: list[list[int]] = []
@@ -178,7 +214,7 @@ class Pieces:
             ),
         )
         for node in gone:
-            self._busy -= self._peers.pop(node).busy
+            self._busy -= len(self._peers.pop(node).takes)
         for node, member in others.items():
             if (peer := self._peers.get(node)) is None:
                 peer = self._peers[node] = _Peer(
@@ -229,6 +265,8 @@ class Pieces:
             if (bringer := self._peers.get(node)) is not None:
                 bringer.brought_at = max(bringer.brought_at, now)
                 bringer.refused_since = None
+                if (since := bringer.takes.get(place)) is not None:
+                    self._rate(bringer, now - since, now)
         elif self._asking_since is not None:
             gap = now - self._asking_since
             self._gaps.append(gap)
@@ -259,10 +297,10 @@ class Pieces:
 
     def release(self, take: Take) -> None:
         """A transfer from a member is over, however it went."""
-        if (peer := self._peers.get(take.node)) is not None and peer.busy:
-            peer.busy -= 1
+        place = self._shares.place(take.file, take.piece)
+        if (peer := self._peers.get(take.node)) is not None and peer.takes.pop(place, None) is not None:
             self._busy -= 1
-        self._unask(self._shares.place(take.file, take.piece), take.node)
+        self._unask(place, take.node)
 
     def lacks(self, take: Take) -> None:
         """The member says that it does not have that piece."""
@@ -311,13 +349,15 @@ class Pieces:
         """A piece for a member: of those near the rarest first, then of those that are far and whole. Whoever is free
         and has nothing else is asked for what others have been asked for long."""
         self._sweep()
-        if self._busy >= MOST_OF_ALL:
+        if self._busy >= MOST_AT_ONCE:
+            return None
+        if self._busy - sum(peer.count_long(now) for peer in self._peers.values() if peer.takes) >= MOST_OF_ALL:
             return None
         self._deal(now)
         # Those that are equally busy in turn: else some would never be asked, and would pass for silent.
         free = sorted(
             (peer for peer in self._peers.values() if peer.offers and peer.is_free(now)),
-            key=lambda peer: (peer.busy, peer.asked),
+            key=lambda peer: (peer.is_second_choice(now), len(peer.takes), peer.asked),
         )
         for peer in free:
             if peer.near and (place := self._pop(peer)) is not None:
@@ -341,31 +381,33 @@ class Pieces:
         if (start := next(places, None)) is None:
             if not any(None in askers for askers in self._asked.values()):
                 self._asking_since = None
-            return None
+                return None
+            return self._halve(now)
         file = self._shares.file_of(start)
-        self._runs[file] += 1
         first, count = self._shares.places_of(file).start, self._shares.counts[file]
         if self._shares.is_in_order(file):
-            self._reserved.update(range(first, first + count))
-            return Run(file=file, start=0, stop=count, ordered=True)
+            return self._hold(Run(file=file, start=0, stop=count, ordered=True), now)
         stop = start + 1
         # What is left is cut small for many requests, so that they end together.
         most = min(self._longest, max(1, self._left // (2 * MOST_LINES)), first + count - start)
         while stop - start < most and next(places, None) == stop:
             stop += 1
-        self._reserved.update(range(start, stop))
-        return Run(file=file, start=start - first, stop=stop - first)
+        return self._hold(Run(file=file, start=start - first, stop=stop - first), now)
 
-    def begin(self, file: int, piece: int, now: float, *, underway: bool = False) -> bool:
+    def begin(self, run: Run, piece: int, now: float, *, underway: bool = False) -> bool:
         """Whether the next piece of a run is still to be had from the origin; it is then asked for. ``underway``: the
         origin is likely to have sent it already."""
-        place = self._shares.place(file, piece)
-        if not self._missing[place]:
+        place = self._shares.place(run.file, piece)
+        if not self._missing[place] or self._reserved.get(place) != run:
             return False
-        if not self._shares.is_in_order(file) and (
-            place in self._asked or not (underway or (not self._holders[place] and self._asks(place, now)))
+        line = self._lines[run]
+        if not self._shares.is_in_order(run.file) and (
+            place in self._asked
+            or self._drags(line, now)
+            or not (underway or (not self._holders[place] and self._asks(place, now)))
         ):
             return False
+        line.next = place + 1
         self._asked.setdefault(place, {})[None] = now
         if self._asking_since is None:
             self._asking_since = now
@@ -381,11 +423,52 @@ class Pieces:
             # Twice as long once all lines have been through.
             self._longest = min(self._longest + (run.stop - run.start + MOST_LINES - 1) // MOST_LINES, MOST_RUN_PIECES)
         self._runs[run.file] -= 1
+        del self._lines[run]
         for place in self._shares.places_of(run.file)[run.start : run.stop]:
-            self._reserved.discard(place)
-            self._unask(place, None)
+            if self._reserved.get(place) == run:
+                del self._reserved[place]
+                self._unask(place, None)
 
     # How
+
+    def _hold(self, run: Run, now: float) -> Run:
+        """Nobody else is to ask for it."""
+        places = self._shares.places_of(run.file)[run.start : run.stop]
+        self._runs[run.file] += 1
+        self._reserved.update(dict.fromkeys(places, run))
+        self._lines[run] = _Line(start=places.start, next=places.start, stop=places.stop, since=now)
+        return run
+
+    def _halve(self, now: float) -> Run | None:
+        """The second half of what another line has not begun, where that would take it long: one slow line of several
+        would else be waited for at the end."""
+        if self._waits_for_near(now) or self._has_whole(now, near=False):
+            return None
+        waits = [
+            ((line.stop - line.next) * line.measure(now), run, line)
+            for run, line in self._lines.items()
+            if not self._shares.is_in_order(run.file)
+        ]
+        longest, run, line = max(waits, key=lambda each: each[0], default=(0.0, None, None))
+        if run is None or line is None or longest < SECOND_ASK_SECONDS:
+            return None
+        first = self._shares.places_of(run.file).start
+        stop = line.stop
+        line.stop -= (stop - line.next + 1) // 2
+        return self._hold(Run(file=run.file, start=line.stop - first, stop=stop - first), now)
+
+    def _drags(self, line: _Line, now: float) -> bool:
+        """Whether it is so much slower than the others that another one is better."""
+        if now - line.since < PATIENCE_SECONDS or len(self._lines) < 2 or not self._gaps:
+            return False
+        usual = len(self._lines) * sum(self._gaps) / len(self._gaps)
+        return line.next > line.start and line.measure(now) > MUCH_SLOWER * usual
+
+    def _rate(self, peer: _Peer, seconds: float, now: float) -> None:
+        """It has brought a piece in so long."""
+        if self._times and seconds > max(SECOND_ASK_SECONDS, MUCH_SLOWER * median(self._times)):
+            peer.slow_until = now + SUSPENDED_SECONDS
+        self._times.append(seconds)
 
     def _deal(self, now: float) -> None:
         """Among whom the shares are dealt now."""
@@ -482,7 +565,7 @@ class Pieces:
         self._asked.setdefault(place, {})[peer.member.node] = now
         self._turns += 1
         peer.asked = self._turns
-        peer.busy += 1
+        peer.takes[place] = now
         self._busy += 1
         return Take(
             node=peer.member.node,

@@ -8,7 +8,7 @@ told of a part, so that what is told grows with their number and not with its sq
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from heapq import nsmallest
 from itertools import islice
@@ -313,6 +313,40 @@ def _find_fetched(here: Mapping[NodeId, _Part], *, pulled: bool = False) -> str 
         part.commit for part in here.values() if part.fetches and part.commit is not None and part.pulled >= pulled
     )
     return min(counts, key=lambda commit: (-counts[commit], commit), default=None)
+
+
+def find_copies(nodes: Mapping[NodeId, NodeWeights]) -> dict[NodeId, dict[tuple[str, str], tuple[NodeId, ...]]]:
+    """What of a node lies in a folder that others have too, by source and commit, with these others: what several have
+    on a shared filesystem that was fetched at the very same moment is one and the same."""
+    found: dict[tuple[str, str, float], list[NodeId]] = {}
+    for node, weights in nodes.items():
+        for each in weights.cached if weights.shared else ():
+            found.setdefault(_place(each), []).append(node)
+    copies: dict[NodeId, dict[tuple[str, str], tuple[NodeId, ...]]] = {}
+    for (source, commit, _), of in found.items():
+        for node in of if len(of) > 1 else ():
+            copies.setdefault(node, {})[source, commit] = tuple(sorted(other for other in of if other != node))
+    return copies
+
+
+def count_once(
+    free: Mapping[NodeId, tuple[Cached, ...]], nodes: Mapping[NodeId, NodeWeights], able: Collection[NodeId]
+) -> dict[NodeId, tuple[Cached, ...]]:
+    """The same, with what several nodes have in one folder on one of them alone: on one that is ``able``, if any is."""
+    seen: set[tuple[str, str, float]] = set()
+    once = {}
+    for node in sorted(free, key=lambda node: (node not in able, node)):
+        is_shared = nodes[node].shared
+        found = [each for each in free[node] if not is_shared or _place(each) not in seen]
+        if is_shared:
+            seen.update(map(_place, found))
+        if found:
+            once[node] = tuple(found)
+    return once
+
+
+def _place(each: Cached) -> tuple[str, str, float]:
+    return each.source, each.commit, each.fetched_at
 
 
 def find_free(catalog: Iterable[str], nodes: Mapping[NodeId, NodeWeights]) -> dict[NodeId, tuple[Cached, ...]]:

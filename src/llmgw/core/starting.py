@@ -63,7 +63,8 @@ def start(state: State, model: Model, placement: Placement, now: float) -> None:
     stands_in = model is not state.launched(model.name)
     lives.enter(state, Life(replica, count=len(specs), launched_at=now, stands_in=stands_in))
     why = _word(placement.score)
-    text = f"{name} goes to {', '.join(replica.nodes)} by profile {placement.profile.name!r} (epoch {epoch}): {why}"
+    by = f"profile {placement.profile.name!r}{' of the earlier definition' if stands_in else ''}"
+    text = f"{name} goes to {', '.join(replica.nodes)} by {by} (epoch {epoch}): {why}"
     state.announce(replica, text, what=Happening.PLACED)
     state.trace.add(
         Decision(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -19,6 +20,8 @@ from llmgw.host.retries import Retries
 from llmgw.host.taking import CUT_OFF, Taking, count_bytes, list_by_wholeness, make_listing, make_pieces
 from llmgw.host.weights_errors import Broken, FetchFailed, Kind
 from llmgw.reactor.rate import Rate
+
+log = logging.getLogger(__name__)
 
 Share: TypeAlias = Callable[[Partial | None], None]
 
@@ -47,7 +50,7 @@ async def fetch(
     comes, and None before that is closed. Cancelled, it ends within a second, and the next one goes on
     where it was. Raises FetchFailed.
     """
-    meter = ProgressMeter(source.text, pull, tell, trio.current_time)
+    meter = ProgressMeter(source.text, pull, tell, trio.current_time, paced=limits.bytes_per_second)
     work = _Fetching(
         source, cache=cache, origin=origin, peers=peers, swarm=swarm, meter=meter, rate=limits, share=share
     )
@@ -130,7 +133,8 @@ class _Fetching:
         renew, text = self._cache.renew, self._source.text
         if (manifest := await trio.to_thread.run_sync(renew, text, listing.commit, time.time())) is not None:
             return manifest
-        partial = await trio.to_thread.run_sync(self._cache.open_partial, listing, _stop_when_cancelled)
+        self._meter.know(listing, 0)
+        partial = await self._open(listing)
         try:
             self._share(partial)
             self._meter.know(listing, await trio.to_thread.run_sync(count_bytes, partial))
@@ -140,6 +144,20 @@ class _Fetching:
             # Before the lock is let go. It may wait for a file server.
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await trio.to_thread.run_sync(partial.close)
+
+    async def _open(self, listing: Listing) -> Partial:
+        """What is here already, looked through: that takes as long as the disk needs for it."""
+        self._meter.wait_for(lambda: "the disk is slow: it is not known yet what is here already")
+        try:
+            return await trio.to_thread.run_sync(
+                self._cache.open_partial, listing, _stop_when_cancelled, self._follow(self._look_through)
+            )
+        finally:
+            self._meter.wait_for(None)
+
+    def _look_through(self, count: int) -> None:
+        self._meter.enter(Phase.VERIFYING)
+        self._meter.verify(count)
 
     async def _complete(self, partial: Partial, *, by_member: bool) -> Manifest:
         pieces = await trio.to_thread.run_sync(make_pieces, self._peers.node, partial)
@@ -160,8 +178,8 @@ class _Fetching:
             await _run(taking)
             self._meter.enter(Phase.VERIFYING)
             try:
-                await trio.to_thread.run_sync(partial.verify, self._follow_verifying(), _stop_when_cancelled)
-                return await trio.to_thread.run_sync(partial.keep, time.time())
+                await trio.to_thread.run_sync(partial.verify, self._follow(self._meter.verify), _stop_when_cancelled)
+                return await trio.to_thread.run_sync(partial.keep, time.time(), _stop_when_cancelled)
             except CorruptFile as failure:
                 if failure.file in anew:
                     raise
@@ -173,8 +191,8 @@ class _Fetching:
         found = (each for each in self._cache.list() if each.source == self._source.text and each.commit == commit)
         return next(found, None)
 
-    def _follow_verifying(self) -> Callable[[int], None]:
-        """What the thread that verifies tells, not too often, in the loop."""
+    def _follow(self, hear: Callable[[int], None]) -> Callable[[int], None]:
+        """What a thread that reads tells, not too often, in the loop."""
         told_at = 0.0
 
         def follow(count: int) -> None:
@@ -182,7 +200,7 @@ class _Fetching:
             now = time.monotonic()
             if now - told_at >= TOLD_EVERY_SECONDS:
                 told_at = now
-                trio.from_thread.run_sync(self._meter.verify, count)
+                trio.from_thread.run_sync(hear, count)
 
         return follow
 
@@ -226,6 +244,9 @@ class _Fetching:
             try:
                 told = await self._peers.hear(member, key, swarm.commit, since=None, wait_seconds=0)
             except (PeerGone, NotNow):
+                continue
+            except Exception:
+                log.exception("What %s tells of %s could not be taken in", member.node, self._source.name)
                 continue
             return make_listing(self._source, swarm.commit, told)
         return None

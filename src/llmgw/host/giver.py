@@ -19,7 +19,7 @@ import trio
 from llmgw.core.node import NodeId
 from llmgw.core.weights import RELAY_NODE
 from llmgw.host.file_names import is_commit, is_key
-from llmgw.host.shelf import Shelf
+from llmgw.host.shelf import Shelf, Spoiled
 from llmgw.reactor.talk import Asked, Talk
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,9 @@ class Giver:
     async def _read(self, shelf: Shelf, file: int, piece: int) -> _Answer:
         try:
             data = await trio.to_thread.run_sync(shelf.read, file, piece, limiter=self._threads, abandon_on_cancel=True)
+        except Spoiled as error:
+            self.complaints.tell("%s", error)
+            return _refuse(404, "this piece is not here")
         except LookupError:
             return _refuse(404, "this piece is not here")
         except OSError as error:
@@ -223,18 +226,20 @@ async def _say(talk: Talk, answer: _Answer, *, last: bool) -> None:
 
 
 class Complaints:
-    """Tells of what goes wrong once in a while: whoever can make it go wrong could else fill the disk."""
+    """Tells of what goes wrong once in a while: whoever can make it go wrong could else fill the disk. Of each kind, by
+    its ``text``, by itself: what is told of one must not hide another."""
 
     def __init__(self) -> None:
-        self._next = -float("inf")
-        self._untold = 0
+        # by kind, when it is told again, and how often it has not been
+        self._kinds: dict[str, tuple[float, int]] = {}
 
     def tell(self, text: str, *words: object, fault: Exception | None = None) -> None:
         now = trio.current_time()
-        if now < self._next:
-            self._untold += 1
+        again, untold = self._kinds.get(text, (now, 0))
+        if now < again:
+            self._kinds[text] = again, untold + 1
             log.debug(text, *words, exc_info=fault)
             return
-        more = f" (and {self._untold} more like it before)" if self._untold else ""
+        more = f" (and {untold} more like it before)" if untold else ""
         log.warning("%s%s", text % words, more, exc_info=fault)
-        self._next, self._untold = now + TELL_SECONDS, 0
+        self._kinds[text] = now + TELL_SECONDS, 0

@@ -15,14 +15,16 @@ import trio
 
 from llmgw.config.agent import ServerAddress
 from llmgw.core.node import NodeId
-from llmgw.core.pieces import MOST_OF_ALL, Take
+from llmgw.core.pieces import MOST_AT_ONCE, Take
 from llmgw.core.weights import RELAY, RELAY_FROM, FileListed, Member
 from llmgw.host.connections import open_pool
 from llmgw.units import printable
 
 CONNECT_SECONDS = 5.0
-# Without a byte for so long a node counts as gone; beyond the time that it was told to wait for news.
+# Without a byte for so long a node counts as gone; beyond the time that it was told to wait for news. Less than so many
+# bytes of a piece in that time are none.
 SILENT_SECONDS = 10.0
+LEAST_BYTES = 16 * 1024
 # All that a node says at a time; a list of files is the longest part of it.
 TOLD_BYTES = 16 * 1024 * 1024
 # Connections that were not used for so long are closed.
@@ -93,7 +95,7 @@ class Peers:
         self._server = server
         self._roads: dict[NodeId, _Road] = {}
         self._old: list[_Road] = []
-        self._transfers = trio.CapacityLimiter(MOST_OF_ALL)
+        self._transfers = trio.CapacityLimiter(MOST_AT_ONCE)
 
     @property
     def can_ask(self) -> bool:
@@ -104,7 +106,6 @@ class Peers:
         query: dict[str, str | int] = {"after": since.next if since else 0, "wait": wait_seconds}
         if since and since.log:
             query["log"] = since.log
-        await self._leave_roads()
         path = f"/llmgw/weights/{key}/{commit}"
         said = bytearray()
         async with self._ask(member, path, query, read_seconds=wait_seconds + SILENT_SECONDS) as answer:
@@ -139,10 +140,18 @@ class Peers:
             length = answer.headers.get(b"content-length", b"of unknown").decode(errors="replace")
             if length != str(len(into)):
                 raise PeerGone(f"its piece is {printable(length)} bytes long, not {len(into)}")
+            # (the time for which what comes is held back is not the node's)
+            waited, before, since = 0.0, 0, trio.current_time()
             async for chunk in answer.body:
+                waited += trio.current_time() - since
                 into[at : at + len(chunk)] = chunk
                 at += len(chunk)
+                if waited >= SILENT_SECONDS:
+                    if at - before < LEAST_BYTES and at < len(into):
+                        raise PeerGone(f"it has sent {at - before} bytes in {waited:.0f} s")
+                    waited, before = 0.0, at
                 await come(len(chunk))
+                since = trio.current_time()
 
     @asynccontextmanager
     async def _ask(
@@ -180,7 +189,7 @@ class Peers:
                 finally:
                     with trio.move_on_after(CLOSE_SECONDS, shield=True):
                         await _end(answer, body)
-        except (*_FAILURES, httpx.InvalidURL, ssl.SSLError) as error:
+        except (*_FAILURES, httpx.InvalidURL, ssl.SSLError, UnicodeError) as error:
             raise PeerGone(_explain(error)) from error
 
     @contextmanager
@@ -208,9 +217,18 @@ class Peers:
         for node, road in list(self._roads.items()):
             if not road.users and road.used_at < late:
                 self._old.append(self._roads.pop(node))
-        for road in [road for road in self._old if not road.users]:
-            self._old.remove(road)
+        # Before anything is waited for: others take roads, and leave them, while one is closed.
+        left = [road for road in self._old if not road.users]
+        self._old = [road for road in self._old if road.users]
+        for road in left:
             await road.pool.aclose()
+
+    async def leave_idle(self) -> None:
+        """Close what nobody uses any more, as long as this runs: else connections would stay after the last fetch, of
+        which other nodes have so many and no more."""
+        while True:
+            await trio.sleep(IDLE_SECONDS / 2)
+            await self._leave_roads()
 
     async def close(self) -> None:
         for road in (*self._old, *self._roads.values()):

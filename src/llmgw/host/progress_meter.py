@@ -10,6 +10,9 @@ from llmgw.core.weights import Fetch, Listing, Phase
 # The rate is that of so many seconds, and so long nothing may come before it is said.
 WINDOW_SECONDS = 10.0
 TELL_SECONDS = 1.0
+# Less than so many bytes are nothing, unless they are the last ones of a piece: a server that sends one now and then
+# stalls all the same. Of what is held back on purpose as much less as that takes.
+STEP_BYTES = 64 * 1024
 # For so long nothing may come before it is told what is in the way: where one of several ways fails, the others bring
 # something by then.
 TROUBLE_SECONDS = 1.0
@@ -17,9 +20,17 @@ TROUBLE_SECONDS = 1.0
 
 class ProgressMeter:
     """One fetch, told to ``tell`` at most once a second, and at each change of phase. ``now`` gives seconds of a clock
-    that only grows."""
+    that only grows; ``paced``: no more comes than so many bytes per second."""
 
-    def __init__(self, source: str, pull: int | None, tell: Callable[[Fetch], None], now: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        source: str,
+        pull: int | None,
+        tell: Callable[[Fetch], None],
+        now: Callable[[], float],
+        *,
+        paced: float | None = None,
+    ) -> None:
         self._source = source
         self._pull = pull
         self._tell = tell
@@ -35,6 +46,9 @@ class ProgressMeter:
         # When how much had come in all, in this phase, over the window.
         self._marks: deque[tuple[float, int]] = deque()
         self._came_at = now()
+        # How much has come since then, and how much is something.
+        self._dripped = 0
+        self._step = STEP_BYTES if paced is None else min(STEP_BYTES, paced * WINDOW_SECONDS / 4)
         self._told_at = -float("inf")
         self._cause: str | None = None
         self._remedy: str | None = None
@@ -53,7 +67,7 @@ class ProgressMeter:
             self._cause = self._remedy = None
             self._marks.clear()
             self._verified = 0
-            self._came_at = self._now()
+            self._go_on()
             self._send()
 
     def know(self, listing: Listing, done_bytes: int) -> None:
@@ -71,8 +85,10 @@ class ProgressMeter:
             self._peers += count
         else:
             self._origin += count
-        self._came_at = self._now()
-        self._cause = self._remedy = None
+        self._dripped += count
+        if self._dripped >= self._step:
+            self._go_on()
+            self._cause = self._remedy = None
 
     def wait_for(self, explain: Callable[[], str | None] | None) -> None:
         """From now on it is something else that is to come. ``explain`` says what, if it has not come for long."""
@@ -86,11 +102,14 @@ class ProgressMeter:
     def lie(self, count: int) -> None:
         """So many bytes more lie on the disk, checked; fewer where what was there proves wrong."""
         self._done += count
+        if count > 0:
+            self._go_on()
+            self._cause = self._remedy = None
 
     def verify(self, count: int) -> None:
         """So many bytes are read and hashed for the last time."""
         self._verified = max(self._verified, count)
-        self._came_at = self._now()
+        self._go_on()
 
     def end(self, commit: str, size_bytes: int) -> None:
         """All of it is there and was verified."""
@@ -109,6 +128,9 @@ class ProgressMeter:
         if self._now() - self._told_at >= TELL_SECONDS:
             self._send()
 
+    def _go_on(self) -> None:
+        self._came_at, self._dripped = self._now(), 0
+
     def _send(self) -> None:
         self._told_at = self._now()
         self._tell(self._make())
@@ -124,11 +146,12 @@ class ProgressMeter:
             self._most = max(self._most, min(self._done, most))
         rate = None if ready or failed else self._measure(now)
         left = None
-        if rate and self._total is not None:
-            whole = self._verified if self._phase is Phase.VERIFYING else self._done
-            left = max(self._total - whole, 0) / rate
+        verifies = self._phase is Phase.VERIFYING
+        # (of what is looked through before the rest comes nobody knows how long that will take)
+        if rate and self._total is not None and (not verifies or self._done >= self._total):
+            left = max(self._total - (self._verified if verifies else self._done), 0) / rate
         silent = now - self._came_at
-        stalls = self._phase in (Phase.FETCHING, Phase.VERIFYING) and silent >= WINDOW_SECONDS
+        stalls = self._phase in (Phase.RESOLVING, Phase.FETCHING, Phase.VERIFYING) and silent >= WINDOW_SECONDS
         cause, remedy = self._find_cause(silent)
         return Fetch(
             source=self._source,

@@ -19,6 +19,7 @@ from llmgw.config.addresses import show_listen
 from llmgw.config.server import Listen
 from llmgw.core.node import NodeId
 from llmgw.host.giver import Giver
+from llmgw.host.strangers import Stranger, Strangers
 from llmgw.reactor.credentials import Credentials, TlsFiles, load_files
 from llmgw.reactor.talk import Over
 from llmgw.units import printable
@@ -26,8 +27,7 @@ from llmgw.units import printable
 log = logging.getLogger(__name__)
 
 BACKLOG = 128
-# Those that have not shown yet who they are; those of all nodes; those of one.
-MAX_STRANGERS = 64
+# Those of all nodes; those of one.
 MAX_CONNECTIONS = 512
 MAX_OF_ONE_NODE = 32
 ACCEPT_AGAIN_SECONDS = 0.5
@@ -70,7 +70,7 @@ class _Seed:
         self._credentials = credentials
         self._giver = giver
         self._pace = giver.pace
-        self._strangers = 0
+        self._strangers = Strangers()
         self._open: Counter[NodeId] = Counter()
         self._complaints = giver.complaints
 
@@ -100,18 +100,29 @@ class _Seed:
                 self._complaints.tell("no node can connect to take weights: %s", error.strerror)
                 await trio.sleep(ACCEPT_AGAIN_SECONDS)
                 continue
-            if self._strangers >= MAX_STRANGERS or self._open.total() >= MAX_CONNECTIONS:
-                self._complaints.tell("too many connections to take weights: %s is turned away", _name_peer(tcp))
+            stranger = self._admit(tcp)
+            if stranger is None:
                 tcp.socket.close()
-                continue
-            self._strangers += 1
-            nursery.start_soon(self._receive, tcp)
+            else:
+                nursery.start_soon(self._receive, tcp, stranger)
 
-    async def _receive(self, tcp: trio.SocketStream) -> None:
+    def _admit(self, tcp: trio.SocketStream) -> Stranger | None:
+        if self._open.total() >= MAX_CONNECTIONS:
+            self._complaints.tell("too many connections to take weights: %s is turned away", _name_peer(tcp))
+            return None
+        stranger, evicted = self._strangers.admit(_find_address(tcp), trio.current_time())
+        if stranger is None or evicted is not None:
+            self._complaints.tell(
+                "too many connections to take weights that have not shown whose they are: %s",
+                f"{_name_peer(tcp)} is turned away" if evicted is None else f"the oldest of {evicted.address} ends",
+            )
+        return stranger
+
+    async def _receive(self, tcp: trio.SocketStream, stranger: Stranger) -> None:
         """One connection from its first byte to its last. No exception leaves: it ends this connection and no other."""
         peer = _name_peer(tcp)
         try:
-            await self._serve(tcp)
+            await self._serve(tcp, stranger)
         except Over as over:
             self._complaints.tell("%s wanted weights, and was cut off: %s", peer, over)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
@@ -121,11 +132,16 @@ class _Seed:
         finally:
             tcp.socket.close()
 
-    async def _serve(self, tcp: trio.SocketStream) -> None:
+    async def _serve(self, tcp: trio.SocketStream, stranger: Stranger) -> None:
+        met = None
         try:
-            stream, node = await self._meet(tcp)
+            with stranger.scope:
+                met = await self._meet(tcp)
         finally:
-            self._strangers -= 1
+            self._strangers.free(stranger)
+        if met is None:
+            raise Over("it had not shown whose it is, and its place was needed")
+        stream, node = met
         with self._count(node):
             if self._open[node] > MAX_OF_ONE_NODE:
                 raise Over(f"node {node} has {MAX_OF_ONE_NODE} connections already")
@@ -159,6 +175,13 @@ def _read_name(certificate: Mapping[str, Any]) -> NodeId:
     if len(names) != 1 or not names[0].isprintable():
         raise Over(f"its certificate has {len(names)} common names that can be read; it needs one, the node's id")
     return NodeId(names[0])
+
+
+def _find_address(tcp: trio.SocketStream) -> str:
+    try:
+        return str(tcp.socket.getpeername()[0])
+    except OSError:  # it has reset the connection already
+        return "an address that is gone"
 
 
 def _name_peer(tcp: trio.SocketStream) -> str:

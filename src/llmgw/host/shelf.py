@@ -10,15 +10,22 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, TypeAlias, overload
 
+from blake3 import blake3
+
 from llmgw.core.weights import FileKept, FileListed, Manifest, piece_bytes_of
 from llmgw.host.beneath import open_folder
 from llmgw.host.partial import Partial, read_at
+from llmgw.host.weights_errors import show_url
 
 # The file, the piece, and the BLAKE3 of it in hex.
 News: TypeAlias = tuple[int, int, str]
 
 # Of a whole commit the pieces are told in one order on every node, whenever it is asked.
 WHOLE_ORDER = "whole"
+
+
+class Spoiled(LookupError):  # noqa: N818 - named by what it is, like all of ours
+    """What lies here is not what was fetched: said in words for whoever runs this node."""
 
 
 class Shelf(Protocol):
@@ -47,6 +54,7 @@ class KeptShelf:
 
     def __init__(self, manifest: Manifest, folder: Path) -> None:
         self.files = manifest.files
+        self._manifest = manifest
         self._folder = folder
 
     @property
@@ -54,7 +62,8 @@ class KeptShelf:
         return _KeptLog(self.files)
 
     def read(self, file: int, piece: int) -> bytes:
-        """Blocks. LookupError when it is not here, OSError when the disk fails."""
+        """Blocks. LookupError when it is not here, and Spoiled when it is no longer as it was fetched; OSError when the
+        disk fails."""
         if not 0 <= file < len(self.files) or not 0 <= piece < len(self.files[file].pieces):
             raise LookupError(f"there is no piece {piece} of file {file}")
         kept = self.files[file]
@@ -67,9 +76,17 @@ class KeptShelf:
             # It was collected: whoever asks has been told of it a moment ago.
             raise LookupError(f"{error.filename} is gone") from error
         try:
-            return read_at(number, start, size)
+            data = read_at(number, start, size)
         finally:
             os.close(number)
+        if blake3(data).hexdigest() != kept.pieces[piece]:
+            # Whoever takes it would find that out too, and tell nobody here.
+            raise Spoiled(
+                f"{kept.name} of {show_url(self._manifest.source)} ({self._manifest.commit[:12]}) in {self._folder} is "
+                f"not what was fetched (piece {piece}): it is not given to other nodes, and engines here may read it. "
+                "See whether this disk is well, and remove that folder: what needs it fetches it again"
+            )
+        return data
 
 
 class _KeptLog(Sequence[News]):

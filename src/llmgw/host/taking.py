@@ -47,6 +47,7 @@ NOT_YET_SECONDS = 1.0
 NEWS_AT_ONCE = 200
 LOST_AT_ONCE = 100
 SHOWN_NAMES = 3
+OUR_FAULT = "a fault of llmgw itself, see the log"
 WRITERS = 4
 # As much of an answer is on its way before anybody reads it: to cut that off would save nothing.
 UNDERWAY_BYTES = 8 * 1024 * 1024
@@ -184,6 +185,10 @@ class Taking:
                 self._leave(member.node, AWAY_SECONDS, str(gone))
             except NotNow as refusal:
                 self._leave(member.node, AWAY_SECONDS, f"for {PATIENCE_SECONDS:.0f} s {refusal}")
+            except Exception:
+                # Whatever one of many says, the others can still bring it.
+                log.exception("What %s tells of %s could not be taken in", member.node, self._source.name)
+                self._leave(member.node, SHUNNED_SECONDS, OUR_FAULT)
 
     async def _hear(self, member: Member) -> None:
         told: Told | None = None
@@ -245,6 +250,9 @@ class Taking:
             self._leave(take.node, AWAY_SECONDS, str(gone))
         except FetchFailed as failure:
             self._failure = failure
+        except Exception:
+            log.exception("A piece of %s could not be taken from %s", self._source.name, take.node)
+            self._leave(take.node, SHUNNED_SECONDS, OUR_FAULT)
         finally:
             transfers = self._transfers[place]
             del transfers[take.node]
@@ -270,7 +278,9 @@ class Taking:
             self._pieces.read_in_order(run.file)
             if run.ordered:
                 self._failure = FetchFailed(
-                    f"{self._listing.files[run.file].name} can't be read from its first byte on", Kind.UNSUPPORTED
+                    f"{self._listing.files[run.file].name} can't be read from its first byte on",
+                    Kind.UNSUPPORTED,
+                    remedy="see what its server, or a proxy before it, answers to a request without Range",
                 )
         except FetchFailed as failure:
             if failure.kind in self._mended_elsewhere and self._pieces.list_there(trio.current_time()):
@@ -293,12 +303,12 @@ class Taking:
         ordered = run.ordered
         if ordered != self._pieces.is_in_order(file):
             return
-        wanted = self._pieces.begin(file, piece, trio.current_time())
+        wanted = self._pieces.begin(run, piece, trio.current_time())
         while not wanted and not ordered:
             piece += 1
             if piece == run.stop:
                 return
-            wanted = self._pieces.begin(file, piece, trio.current_time())
+            wanted = self._pieces.begin(run, piece, trio.current_time())
         size = self._measure(file, piece)
         begun = self._begun.pop((file, piece)) if (file, piece) in self._begun and not ordered else None
         buffer, at = begun or (self._find_buffer(size), 0)
@@ -326,13 +336,16 @@ class Taking:
                         if ordered and not self._pieces.goes_on(file, piece):
                             return
                         underway = stop - piece * length <= UNDERWAY_BYTES
-                        wanted = self._pieces.begin(file, piece, trio.current_time(), underway=underway)
+                        wanted = self._pieces.begin(run, piece, trio.current_time(), underway=underway)
                         if not wanted and not ordered:
                             return
                         size = self._measure(file, piece)
                         if len(buffer) != size:
                             buffer = self._find_buffer(size)
-            raise Broken(f"{self._listing.files[file].name} ended before its time")
+            raise Broken(
+                f"{self._listing.files[file].name} ended before its time",
+                remedy="see whether its server, or a proxy before it, cuts off what takes long",
+            )
         except Broken:
             if at and wanted and not ordered:
                 # Where pieces are long and lines are bad, none would ever be whole.

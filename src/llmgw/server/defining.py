@@ -193,6 +193,7 @@ class Defining:
                 replaced=each.model.name in before,
                 runs=each.model.scaling.max > 0,
                 rolls=each.model.name in rolls,
+                on_demand=each.model.scaling.on_demand,
                 held=self._scheduler.fleet.held(each.model.name),
                 number=newest.number if (newest := self._histories.newest(each.model.name)) is not None else None,
                 not_in_effect=each.not_in_effect,

@@ -150,7 +150,7 @@ class Holding:
             # (it may have been removed while this waited)
             self._defining.find_model(name)
             is_new = await carry_through(act)
-        return Stopped(model=name, running=running, already=not is_new)
+        return Stopped(model=name, running=running, already=not is_new, unscaled=model.scaling.max == 0)
 
     async def _recall(self, replica: Replica) -> Stopped:
         if replica.state is ShardState.ENDED:
@@ -159,7 +159,19 @@ class Holding:
         already = replica.draining is not None or replica.state is ShardState.STOPPING
         if not already:
             await self._scheduler.settle(ReplicaRecalled(replica=replica.id, epoch=replica.epoch))
-        return Stopped(model=replica.model, replica=replica.id, running=(replica.id,), already=already)
+        return Stopped(
+            model=replica.model,
+            replica=replica.id,
+            running=(replica.id,),
+            already=already,
+            idle=not already and not self._is_wanted(replica.model),
+        )
+
+    def _is_wanted(self, name: ModelName) -> bool:
+        """Whether there is to be a replica of it now."""
+        fleet = self._scheduler.fleet
+        model = fleet.catalog.named(name)
+        return model is not None and fleet.wanted(model, trio.current_time()) > 0
 
     def _replicas(self) -> dict[str, Replica]:
         """By id, the last epoch of each; also of models that are gone."""

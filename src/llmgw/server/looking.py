@@ -26,6 +26,7 @@ from llmgw.core.node import FAKE_TROUBLE, NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.placement import Rejected
 from llmgw.core.replica import Replica, ReplicaId, Shard, ShardState
+from llmgw.core.rolling import defines
 from llmgw.core.weights import Fetch
 from llmgw.engines.registry import Engine, Found
 from llmgw.server.machines import LinkFacts, find_ailments
@@ -101,7 +102,7 @@ def view_replicas(
         _view_replica(
             replica,
             now,
-            unreachable=_is_unreachable(replica, lost),
+            lost=lost if _is_unreachable(replica, lost) else frozenset(),
             in_flight=None if in_flight is None or last[name] != epoch else in_flight.get(name, 0),
         )
         for (name, epoch, _), replica in sorted(found.items())
@@ -112,8 +113,11 @@ def _is_unreachable(replica: Replica, lost: frozenset[NodeId]) -> bool:
     return not lost.isdisjoint(replica.nodes) and replica.state is not ShardState.ENDED
 
 
-def _view_replica(replica: Replica, now: float, *, unreachable: bool, in_flight: int | None) -> ReplicaView:
+def _view_replica(replica: Replica, now: float, *, lost: frozenset[NodeId], in_flight: int | None) -> ReplicaView:
     shard = replica.shard
+    # How far those were that are lost, nobody knows by now.
+    away = [f"{node} is lost" for node in replica.nodes if node in lost]
+    progress = replica.progress if replica.fetch is None else FETCHES
     return ReplicaView(
         replica=replica.id,
         model=replica.model,
@@ -122,11 +126,11 @@ def _view_replica(replica: Replica, now: float, *, unreachable: bool, in_flight:
         node=shard.node,
         shard=shard.id,
         epoch=shard.epoch,
-        state=UNREACHABLE if unreachable else str(replica.state),
+        state=UNREACHABLE if away else str(replica.state),
         seconds_in_state=round(max(now - replica.since, 0.0), 1),
         draining=replica.draining,
         in_flight=in_flight if replica.state is ShardState.READY else None,
-        progress=replica.progress if replica.fetch is None else FETCHES,
+        progress=", ".join(away) or progress,
         cause=replica.cause,
         lines=replica.lines or None,
         kind=replica.kind,
@@ -140,24 +144,26 @@ def _view_replica(replica: Replica, now: float, *, unreachable: bool, in_flight:
         cached_tokens=replica.load.cached_tokens,
         steps=replica.load.steps,
         fabric=shard.fabric,
-        fetch=show_fetch(replica.fetch),
-        shards=tuple(_view_shard(each, now) for each in replica.shards),
+        fetch=None if away else show_fetch(replica.fetch),
+        shards=tuple(_view_shard(each, now, lost) for each in replica.shards),
     )
 
 
-def _view_shard(shard: Shard, now: float) -> ShardView:
+def _view_shard(shard: Shard, now: float, lost: frozenset[NodeId]) -> ShardView:
+    is_away = shard.spec.node in lost and shard.state is not ShardState.ENDED
+    progress = shard.progress if shard.fetch is None else FETCHES
     return ShardView(
         shard=shard.spec.id,
         node=shard.spec.node,
         rank=shard.spec.rank,
-        state=str(shard.state),
+        state=UNREACHABLE if is_away else str(shard.state),
         seconds_in_state=round(max(now - shard.since, 0.0), 1),
         gpus=shard.spec.gpus,
-        progress=shard.progress if shard.fetch is None else FETCHES,
+        progress=f"{shard.spec.node} is lost" if is_away else progress,
         cause=shard.cause,
         kind=shard.kind,
         lines=shard.lines or None,
-        fetch=show_fetch(shard.fetch),
+        fetch=None if is_away else show_fetch(shard.fetch),
     )
 
 
@@ -255,6 +261,9 @@ def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) ->
         return status, f"an operator has stopped it: `llmgw ctl load {each.model.name}` ends that"
     ended = next((replica for replica in each.replicas if replica.state is ShardState.ENDED), None)
     why = None if ended is None else f"{ended.id} ended on {ended.shard.node}: {ended.cause}"
+    if ended is not None and each.retries and not defines(each.model, ended.shard):
+        # What speaks against its definition as it is written says nothing of this one.
+        return ModelStatus.FAILED, f"{why}; it is tried again by the earlier definition"
     # What has failed long ago and finds no room any more can't be tried again: that is what is the matter with it.
     if why is not None and find_shortage(each.verdict) is None:
         return ModelStatus.FAILED, why

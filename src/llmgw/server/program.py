@@ -177,7 +177,7 @@ async def _main(loaded: LoadedServer, path: Path, sockets: Sockets) -> None:
             check_tools=tools.check,
             in_flight=lambda: half.gateway.in_flight if half.gateway is not None else {},
         )
-        known = Known(marking=marking, holding=holding, defining=defining, facts=store.facts)
+        known = Known(marking=marking, holding=holding, defining=defining, facts=store.facts, weights=weights)
         await _load(half.scheduler, config, known)
         async with trio.open_nursery() as root:
             stopping = trio.Event()
@@ -207,6 +207,7 @@ class Known:
     holding: Holding
     defining: Defining
     facts: Facts
+    weights: Weights
 
 
 async def _load(scheduler: Scheduler, config: ServerConfig, known: Known) -> None:
@@ -221,6 +222,7 @@ async def _load(scheduler: Scheduler, config: ServerConfig, known: Known) -> Non
         # What these run is theirs to say, before anything is started in its place.
         until = trio.current_time() + SETTLE_SECONDS
         await scheduler.post(NodesExpected(nodes=known.marking.seen(), until=until))
+        known.weights.expect(known.marking.seen(), until)
         await known.defining.load()
         loading.cancel_scope.cancel()
 

@@ -117,7 +117,8 @@ class Returning:
 
         entry, kept = await self._defining.change(act)
         rolls = model.name in self._defining.find_rolling([entry.model])
-        return RolledBack(model=model.name, number=kept.number, to=entry.number, rolls=rolls)
+        on_demand = entry.model.scaling.on_demand
+        return RolledBack(model=model.name, number=kept.number, to=entry.number, rolls=rolls, on_demand=on_demand)
 
     def _refuse_declared(self, name: ModelName) -> None:
         place = self._defining.places().get(name)

@@ -196,7 +196,8 @@ class Scheduler:
         """Log, count and keep what has happened, and let whoever waits for a change look again."""
         level = logging.WARNING if announced.warning else logging.INFO
         # an agent's words, and an engine's, are in it
-        text = "\n    ".join(map(printable, (announced.text, *announced.lines[-SHOWN_LINES:])))
+        lines = () if announced.again else announced.lines[-SHOWN_LINES:]
+        text = "\n    ".join(map(printable, (announced.text, *lines)))
         about = "" if announced.model is None else f"{printable(announced.model)}: "
         log.log(level, "%s%s", about, text)
         self._announced.bump(announced.what)

@@ -19,7 +19,7 @@ from llmgw.admin.views import (
 from llmgw.core.model import Model
 from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics
-from llmgw.core.sharing import ACTIVE, find_free
+from llmgw.core.sharing import ACTIVE, count_once, find_copies, find_free
 from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase, list_sources, parse_source
 from llmgw.host.weights_errors import show_url
 from llmgw.server.fetches import STALL_SECONDS, tell_cause
@@ -39,6 +39,10 @@ class Stock:
         """What could be freed, by node."""
         return find_free(self.wanted, self.known)
 
+    def find_freed(self, able: Collection[NodeId]) -> Mapping[NodeId, tuple[Cached, ...]]:
+        """Which node is to free what: of several that have one folder one does, of those that are ``able``."""
+        return count_once(self.find_free(), self.known, able)
+
 
 def show_fetch(fetch: Fetch | None) -> Fetch | None:
     """A fetch as it may be shown: an address may hold what opens it."""
@@ -51,10 +55,17 @@ def view_weights(stock: Stock, models: Iterable[Model], states: Mapping[NodeId, 
     for model in models:
         for source in list_sources(model):
             makes.setdefault(source, []).append(model.name)
-    free = stock.find_free()
+    free, copies = stock.find_free(), find_copies(stock.known)
     return WeightsView(
         nodes=tuple(
-            _view_node(node, states.get(node, NodeState.LOST), stock.known.get(node), free.get(node, ()), makes)
+            _view_node(
+                node,
+                states.get(node, NodeState.LOST),
+                stock.known.get(node),
+                free.get(node, ()),
+                makes,
+                shared_with=sorted(frozenset[NodeId]().union(*copies.get(node, {}).values())),
+            )
             for node in sorted({*states, *stock.known})
         )
     )
@@ -66,6 +77,8 @@ def _view_node(
     weights: NodeWeights | None,
     free: Collection[Cached],
     makes: Mapping[str, list[str]],
+    *,
+    shared_with: Iterable[NodeId],
 ) -> NodeWeightsView:
     if weights is None:
         return NodeWeightsView(node=node, state=state)
@@ -90,6 +103,7 @@ def _view_node(
         free_bytes=sum(each.size_bytes for each in free),
         seed=weights.seed,
         shared=weights.shared,
+        shared_with=tuple(shared_with),
         seen=weights.seen,
     )
 

@@ -136,17 +136,18 @@ class Supplying:
     async def collect(self, *, states: States) -> CollectedView:
         """Have all nodes remove what nobody wants, and say what became of it; it waits for their answers."""
         all_free: Mapping[NodeId, tuple[Cached, ...]] = {}
+        able = frozenset(node for node in states if self._is_asked(node, states))
 
         async def find() -> Mapping[NodeId, tuple[Cached, ...]]:
             nonlocal all_free
             while True:
                 stock = self.look()
                 # With many nodes it takes longer than a turn may.
-                all_free = await trio.to_thread.run_sync(stock.find_free)
+                all_free = await trio.to_thread.run_sync(stock.find_freed, able)
                 if self._weights.wanted == stock.wanted:
                     # (what a shard has begun to use meanwhile its node itself keeps)
                     break
-            return {node: found for node, found in all_free.items() if self._is_asked(node, states)}
+            return {node: found for node, found in all_free.items() if node in able}
 
         asked, answers = await self._weights.collect(find)
         return CollectedView(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 import trio
 
 from llmgw.core.effects import Announce, Happening
-from llmgw.core.events import Event, NodeLost, NodeRegistered, NodeReported, NodeSilent, WeightsReported
+from llmgw.core.events import Event, NodeLost, NodeRegistered, NodeReported, WeightsReported
 from llmgw.core.model import Model, ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.sharing import Sharing
@@ -85,6 +86,12 @@ class Weights:
         self._followers: dict[NodeId, list[Callable[[WeightsOrder], None]]] = {}
         self._orders: dict[NodeId, WeightsOrder] = {}
         self._stale: dict[NodeId, None] = {}
+        # Those that go by what an earlier server has told them, which of them have not said what they have, until when
+        # that is waited for, and who has been told nothing for it.
+        self._kept: frozenset[NodeId] = frozenset()
+        self._missing: set[NodeId] = set()
+        self._kept_until = math.inf
+        self._untold: dict[NodeId, None] = {}
         self._stirred = trio.Event()
         self._collecting: _Collecting | None = None
         self._one_at_a_time = trio.Lock()
@@ -92,6 +99,12 @@ class Weights:
         self._wanted: frozenset[str] = frozenset()
         self._allowed: frozenset[str] = frozenset()
         self.known: dict[NodeId, NodeWeights] = {}
+
+    def expect(self, nodes: frozenset[NodeId], until: float) -> None:
+        """An earlier server has told these nodes of each other, and they go by that until all of them have said what
+        they have, or ``until``: from swarms without those that are not back yet all would be asked of the origins."""
+        self._kept, self._missing, self._kept_until = nodes, set(nodes), until
+        self._stir()
 
     # -- what comes in
 
@@ -109,10 +122,12 @@ class Weights:
         match event:
             case NodeRegistered(node=node) | NodeReported(node=node):
                 self._sharing.see(node)
-            case NodeSilent(node=name) | NodeLost(node=name):
+            case NodeLost(node=name):
+                # Not when its link ends: that says nothing of the roads between nodes, and is over in a moment, mostly.
                 self._sharing.lose(name)
             case WeightsReported(node=name, weights=weights):
                 self._take(name, weights)
+                self._unmiss(name)
 
     def forget(self, node: NodeId) -> None:
         """It was removed."""
@@ -120,8 +135,16 @@ class Weights:
         self._sharing.forget(node)
         self._fetches.forget(node)
         self._pulls.forget(node)
+        self._untold.pop(node, None)
+        self._unmiss(node)
         self._stale[node] = None
         self._stir()
+
+    def _unmiss(self, node: NodeId) -> None:
+        """Nothing is waited for from it (any more)."""
+        if node in self._missing:
+            self._missing.discard(node)
+            self._stir()
 
     def _take(self, node: NodeId, weights: NodeWeights) -> None:
         self.known[node] = weights
@@ -154,8 +177,11 @@ class Weights:
         it raises is logged."""
         followers = self._followers.setdefault(node, [])
         followers.append(tell)
-        # Also where that is nothing: it may have something of an earlier server.
-        self._tell(node, tell, self._orders.get(node, NOTHING))
+        if node in self._kept and node not in self._orders:
+            self._untold[node] = None
+        else:
+            # Also where that is nothing: it may have something of an earlier server.
+            self._tell(node, tell, self._orders.get(node, NOTHING))
         return functools.partial(self._unfollow, node, tell)
 
     def _unfollow(self, node: NodeId, tell: Callable[[WeightsOrder], None]) -> None:
@@ -179,9 +205,13 @@ class Weights:
         """Tell the nodes what follows from what they say, for ever."""
         task_status.started()
         while True:
-            await self._stirred.wait()
+            with trio.move_on_at(self._kept_until if self._kept else math.inf):
+                await self._stirred.wait()
             await trio.sleep(PACE_SECONDS)
             self._stirred = trio.Event()
+            if not self._missing or trio.current_time() >= self._kept_until:
+                self._kept = frozenset()
+                self._stale.update(self._untold)
             told = 0
             try:
                 self._look_at_catalog()
@@ -203,6 +233,11 @@ class Weights:
 
     def _renew(self, node: NodeId) -> bool:
         """Tell a node what it is told now, where that is another thing than before."""
+        if node in self._kept and not self._is_asked(node):
+            self._untold[node] = None
+            return False
+        is_first = node in self._untold
+        self._untold.pop(node, None)
         collecting = self._collecting
         items = collecting.items.get(node) if collecting is not None else None
         order = WeightsOrder(
@@ -210,15 +245,19 @@ class Weights:
             pulls=self._pulls.of(node)[:MOST_TOLD],
             collect=None if collecting is None or items is None else Collect(number=collecting.number, items=items),
         )
-        if order == self._orders.get(node, NOTHING):
+        if order == self._orders.get(node, NOTHING) and not is_first:
             return False
         if order == NOTHING:
-            del self._orders[node]
+            self._orders.pop(node, None)
         else:
             self._orders[node] = order
         for tell in tuple(self._followers.get(node, ())):
             self._tell(node, tell, order)
         return True
+
+    def _is_asked(self, node: NodeId) -> bool:
+        """Whether an operator waits for it to do something."""
+        return bool(self._pulls.of(node)) or (self._collecting is not None and node in self._collecting.items)
 
     def _tell(self, node: NodeId, tell: Callable[[WeightsOrder], None], order: WeightsOrder) -> None:
         try:

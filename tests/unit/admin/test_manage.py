@@ -300,7 +300,17 @@ async def test_models_are_added_removed_and_read_again(client: Client, script: S
     body = {"file": "m.yaml", "text": "name: m", "replace": True}
     added = await client.post("/models", json=body, headers=HERE)
     assert await added.get_json() == {
-        "models": [{"name": "m", "replaced": True, "runs": True, "rolls": False, "held": False, "not_in_effect": []}],
+        "models": [
+            {
+                "name": "m",
+                "replaced": True,
+                "runs": True,
+                "rolls": False,
+                "on_demand": False,
+                "held": False,
+                "not_in_effect": [],
+            }
+        ],
     }
     removed = await client.delete("/models/a%2Bb", headers=HERE)
     assert await removed.get_json() == {"name": "a+b"}
@@ -410,11 +420,23 @@ async def test_a_node_is_drained_with_a_deadline_or_none(
 
 async def test_models_are_stopped_and_loaded_and_have_earlier_definitions_again(client: Client, script: Script) -> None:
     stopped = await client.post("/stop", json={"name": "org/m"}, headers=HERE)
-    assert await stopped.get_json() == {"model": "org/m", "running": ["rep-m-1"], "already": False}
+    assert await stopped.get_json() == {
+        "model": "org/m",
+        "running": ["rep-m-1"],
+        "already": False,
+        "idle": False,
+        "unscaled": False,
+    }
     loaded = await client.post("/load", json={"model": "org/m"}, headers=HERE)
     assert (await loaded.get_json())["held"] is True
     back = await client.post("/rollback", json={"model": "org/m", "number": 2}, headers=HERE)
-    assert await back.get_json() == {"model": "org/m", "number": 3, "to": 2, "rolls": False}
+    assert await back.get_json() == {
+        "model": "org/m",
+        "number": 3,
+        "to": 2,
+        "rolls": False,
+        "on_demand": False,
+    }
     await client.post("/rollback", json={"model": "org/m"}, headers=HERE)
     assert script.asked == [("stop", "org/m"), ("load", "org/m"), ("rollback", "org/m", 2), ("rollback", "org/m", None)]
 
@@ -682,6 +704,7 @@ async def test_weights_are_shown_fetched_and_removed(client: Client, script: Scr
                 "fetches": [],
                 "free_bytes": 5,
                 "shared": False,
+                "shared_with": [],
                 "seen": [],
             }
         ]

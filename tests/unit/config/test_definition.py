@@ -134,7 +134,7 @@ def test_a_source_that_begins_with_a_dot_lies_beside_the_definition(
         ("m.gguf", "'m.gguf': a source is a whole path (/…), hf:org/repo/file, https://…, or a repository org/repo"),
         ("oci://host/m", "'oci://host/m': oci: is no scheme that is fetched: write hf:org/repo/file, https://… or a"),
         ("hf:org/repo", "'hf:org/repo': names no file of org/repo: write hf:org/repo/FILE, or org/repo alone for the"),
-        ("hf:org/repo/../m", "'hf:org/repo/../m': '../m' is no file of a repository: no part of it may be empty, . or"),
+        ("hf:org/repo/../m", "'hf:org/repo/../m': ../m is no file of a repository: no part of it may be empty, . or"),
         ("https://host/", "'https://host/': is no address of a file: write https://host/path/file"),
         ("https://me:word@host/m.gguf", "'https://…': holds a name or password: give the file away without one"),
     ],

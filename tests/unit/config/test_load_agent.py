@@ -160,6 +160,12 @@ def test_a_machine_whose_name_is_no_nodes_is_to_be_given_one(files: Path) -> Non
             "1:11 weights.allow_hosts: has no host in it, and nothing could be fetched; leave",
         ),
         (
+            "weights: {allow_hosts: }",
+            "1:11 weights.allow_hosts: has no host in it, and nothing could be fetched; leave",
+        ),
+        ("weights: {allow_hosts: hub.co}", "1:11 weights.allow_hosts: must be a list, not a single value"),
+        ("weights: {allow_hosts: [[]]}", "1:25 weights.allow_hosts[0]: must be text, not a list"),
+        (
             "weights: {allow_hosts: ['https://hub/']}",
             "1:11 weights.allow_hosts: 'https://hub/' is an address; write its host alone: huggingface.co",
         ),

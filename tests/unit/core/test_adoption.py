@@ -68,6 +68,14 @@ def test_a_shard_that_already_runs_is_taken_over_as_it_is() -> None:
     assert the_shard(fleet.handle(Demand(model=M, waiting=1), 10.0)).epoch == 8
 
 
+@pytest.mark.parametrize("state", [ShardState.PREPARING, ShardState.PREPARED])
+def test_of_one_without_an_engine_yet_it_is_not_said_that_it_ran(state: ShardState) -> None:
+    fleet = Fleet()
+    fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)
+    effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(a_running(a_model()), state),)), 1.0)
+    assert announced(effects)[0].text == "rep-m-1 was already being prepared on n1 and is taken over"
+
+
 def test_an_adopted_shard_that_was_loading_becomes_ready() -> None:
     fleet = Fleet()
     fleet.handle(CatalogChanged(models=(a_model(),)), 0.0)

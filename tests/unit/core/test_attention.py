@@ -238,6 +238,12 @@ GGUF_KEYS = [
 ]
 
 
+@pytest.mark.parametrize("heads", [0, (2, 2, 2, 0)])
+def test_a_layer_that_attends_without_heads_says_nothing(heads: object) -> None:
+    facts = {"block_count": 4, "full_attention_interval": 2, "attention.head_count_kv": heads}
+    assert read_metadata({**META, **{f"llama.{key}": value for key, value in facts.items()}}).layers is None
+
+
 @given(
     st.dictionaries(
         st.sampled_from(GGUF_KEYS), st.integers(-1, 9) | st.booleans() | st.tuples(st.integers(-1, 9)), max_size=8

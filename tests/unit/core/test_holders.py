@@ -58,3 +58,9 @@ def test_what_one_no_longer_holds_is_bare_again_unless_it_is_here() -> None:
         holders.add(place, -1)
     holders.add(0, -1)
     assert list(holders.list_bare(range(4))) == [0, 3]
+
+
+def test_what_both_have_is_found_though_neither_has_what_the_other_begins_with() -> None:
+    holders = make([], set(range(TOTAL)) - {0, 5, 9})
+    assert list(holders.list_missing_of(mark({3, 5, 7}))) == [5]
+    assert list(holders.list_missing_of(mark({10}))) == []

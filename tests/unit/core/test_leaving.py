@@ -267,6 +267,19 @@ def test_without_room_elsewhere_it_says_so_and_waits() -> None:
     assert [desire.node for desire in desires(effects)] == [N2]
 
 
+def test_of_several_that_stay_each_is_told_with_its_own_node() -> None:
+    fleet, effects = a_fleet(a_model(least=2, most=2), nodes=(a_node(memory_gb=4.0), a_node("n2", memory_gb=4.0)))
+    for shard in (shard for desire in desires(effects) for shard in desire.shards):
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=80.0)
+    effects = drain_node(fleet, 90.0)
+    effects += fleet.handle(NodeMarked(node=N2, cordoned=True, draining=True), 91.0)
+    effects += wake(fleet, until=100.0)
+    told = [text for text in texts(effects) if "until there is room" in text]
+    assert "rep-m-1 stays until there is room for another: n1 is to be drained; " in told[-1]
+    assert "rep-m-2 stays until there is room for another: n2 is to be drained, and no" in told[-1]
+
+
 def test_at_its_deadline_what_is_left_on_the_node_stops_all_the_same() -> None:
     fleet, _ = a_pair(memory_gb=2.0)
     effects = drain_node(fleet, until=320.0)

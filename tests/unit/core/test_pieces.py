@@ -50,7 +50,7 @@ def read(pieces: Pieces, now: float = 0.0) -> set[int]:
     found = set()
     while (run := pieces.next_run(now)) is not None:
         for piece in range(run.start, run.stop):
-            if pieces.begin(run.file, piece, now):
+            if pieces.begin(run, piece, now):
                 pieces.got(run.file, piece, None, now)
                 found.add(piece)
         pieces.end_run(run)
@@ -87,7 +87,7 @@ def test_requests_are_short_at_first_and_at_the_end() -> None:
     while (run := pieces.next_run(0.0)) is not None:
         lengths.append(run.stop - run.start)
         for piece in range(run.start, run.stop):
-            assert pieces.begin(0, piece, 0.0)
+            assert pieces.begin(run, piece, 0.0)
             pieces.got(0, piece)
         pieces.end_run(run)
     assert lengths[0] == 2
@@ -344,6 +344,142 @@ def test_the_slow_one_of_several_is_not_waited_for_at_the_end() -> None:
     assert pieces.next_take(100.0) is None
 
 
+def test_who_has_something_else_is_not_asked_for_what_a_slow_one_brings() -> None:
+    pieces = make(2, member("a"), member("b"))
+    pieces.hear(A, news(0), 0.0)
+    pieces.hear(B, news(1), 0.0)
+    assert len([take(pieces), take(pieces)]) == 2
+    assert pieces.next_take(SECOND_ASK_SECONDS) is None
+
+
+def grow(pieces: Pieces, least: int) -> Run:
+    """A request of so many pieces: as long as they are after a while."""
+    while (run := pieces.next_run(0.0)) is not None and run.stop - run.start < least:
+        for piece in range(run.start, run.stop):
+            assert pieces.begin(run, piece, 0.0)
+            pieces.got(0, piece, None, 0.0)
+        pieces.end_run(run)
+    assert run is not None
+    return run
+
+
+def test_what_a_slow_line_has_not_begun_is_asked_for_by_others_in_halves() -> None:
+    pieces = make(1000)
+    slow = grow(pieces, 32)
+    assert pieces.begin(slow, slow.start, 0.0)
+    read(pieces)
+    left = slow.stop - slow.start
+    assert pieces.left == left
+    # It may only just have begun.
+    assert pieces.next_run(0.0) is None
+    half = pieces.next_run(5.0)
+    assert half == Run(file=0, start=slow.stop - left // 2, stop=slow.stop)
+    assert not pieces.begin(slow, half.start, 5.0, underway=True)
+    assert pieces.begin(half, half.start, 5.0)
+    pieces.got(0, half.start, None, 5.0)
+    pieces.end_run(half)
+    # All but what it has begun, however often somebody asks.
+    assert read(pieces, 20.0) == set(range(slow.start + 1, slow.stop)) - {half.start}
+    assert pieces.next_run(1000.0) is None
+    pieces.got(0, slow.start, None, 1000.0)
+    assert not pieces.begin(slow, slow.start + 1, 1000.0)
+    pieces.end_run(slow)
+    assert pieces.left == 0
+
+
+def test_what_a_slow_line_has_not_begun_is_left_to_those_that_have_it() -> None:
+    pieces = make(100)
+    slow = pieces.next_run(0.0)
+    assert slow == Run(file=0, start=0, stop=2)
+    assert pieces.begin(slow, 0, 0.0)
+    pieces.set_members([member("me"), member("a", whole=True)], 0.0)
+    assert pieces.next_run(5.0) is None
+    pieces.hear(A, news(*range(100)), 5.0)
+    assert sorted(piece for _, piece in bring(pieces, 5.0)) == list(range(100))
+
+
+def test_what_was_taken_over_stays_with_whoever_did_that() -> None:
+    pieces = make(1000)
+    slow = grow(pieces, 32)
+    assert pieces.begin(slow, slow.start, 0.0)
+    read(pieces)
+    half = pieces.next_run(5.0)
+    assert half is not None
+    assert pieces.begin(half, half.start, 5.0)
+    pieces.end_run(slow)
+    assert read(pieces, 5.0) == set(range(slow.start, half.start))
+
+
+def test_a_line_that_is_far_slower_than_the_others_ends_after_its_piece() -> None:
+    pieces = make(10_000)
+    runs = [grow(pieces, 64), pieces.next_run(0.0)]
+    slow, other = runs
+    assert other is not None
+    assert pieces.begin(slow, slow.start, 0.0)
+    for number in range(20):
+        now = (number + 1) * PATIENCE_SECONDS / 20
+        assert pieces.begin(other, other.start + number, now)
+        pieces.got(0, other.start + number, None, now)
+    pieces.got(0, slow.start, None, PATIENCE_SECONDS)
+    assert not pieces.begin(slow, slow.start + 1, PATIENCE_SECONDS, underway=True)
+    assert pieces.begin(other, other.start + 20, PATIENCE_SECONDS)
+    pieces.end_run(slow)
+    again = pieces.next_run(PATIENCE_SECONDS)
+    assert again is not None
+    assert again.start == slow.start + 1
+    assert pieces.begin(again, again.start, PATIENCE_SECONDS)
+
+
+def test_slow_members_keep_nobody_from_being_asked() -> None:
+    names = [f"m{number:02}" for number in range(12)]
+    pieces = make(100, *(member(name) for name in names))
+    for name in names:
+        pieces.hear(NodeId(name), news(*range(100)), 0.0)
+    slow = [take(pieces).node for _ in range(MOST_OF_ALL)]
+    assert len(set(slow)) == MOST_OF_ALL
+    assert pieces.next_take(PATIENCE_SECONDS - 0.1) is None
+    others = [take(pieces, PATIENCE_SECONDS).node for _ in range(MOST_OF_ALL)]
+    assert set(others) == set(map(NodeId, names)) - set(slow)
+    # No more than that, however slow all are.
+    assert pieces.next_take(10 * PATIENCE_SECONDS) is None
+
+
+def test_who_was_far_slower_than_others_is_asked_when_nobody_else_is_free() -> None:
+    pieces = make(100, member("a"), member("b"))
+    pieces.hear(A, news(*range(100)), 0.0)
+    pieces.hear(B, news(*range(100)), 0.0)
+    both = {each.node: each for each in (take(pieces), take(pieces))}
+    for node, now in ((B, 0.1), (A, 9.0)):
+        pieces.got(0, both[node].piece, node, now)
+        pieces.release(both[node])
+    again = [take(pieces, 9.0) for _ in range(3)]
+    assert [each.node for each in again] == [B, B, A]
+    for each in again:
+        pieces.release(each)
+    assert {take(pieces, 9.0 + SUSPENDED_SECONDS).node for _ in range(2)} == {A, B}
+
+
+def test_what_one_brings_that_went_meanwhile_says_nothing_of_how_quick_it_is() -> None:
+    pieces = make(100, member("a"), member("b"))
+    pieces.hear(A, news(*range(100)), 0.0)
+    old = take(pieces)
+    pieces.set_members([member("me"), member("b")], 0.0)
+    pieces.set_members([member("me"), member("a"), member("b")], 0.0)
+    pieces.got(0, old.piece, A, 100.0)
+    pieces.release(old)
+    pieces.hear(A, news(*range(100)), 100.0)
+    pieces.hear(B, news(*range(100)), 100.0)
+    assert {take(pieces, 100.0).node for _ in range(2)} == {A, B}
+
+
+def test_who_is_silent_is_asked_when_nobody_else_is_free() -> None:
+    pieces = make(100, member("a", whole=True), member("b"))
+    pieces.hear(A, news(*range(50)), 0.0)
+    pieces.hear(B, news(*range(50)), PATIENCE_SECONDS)
+    assert pieces.suspend_silent(PATIENCE_SECONDS + 1) == (A,)
+    assert [take(pieces, PATIENCE_SECONDS + 1).node for _ in range(3)] == [B, B, A]
+
+
 def test_who_brings_nothing_loses_its_share_for_a_while() -> None:
     pieces = make(100, member("a"))
     ours = read(pieces, 0.0)
@@ -369,7 +505,7 @@ def test_where_the_origin_stalls_nobody_is_called_silent() -> None:
     pieces = make(100, member("a"))
     run = pieces.next_run(0.0)
     assert run is not None
-    assert pieces.begin(run.file, run.start, 0.0)
+    assert pieces.begin(run, run.start, 0.0)
     assert pieces.suspend_silent(1000.0) == ()
     pieces.got(run.file, run.start, None, 1000.0)
     pieces.end_run(run)
@@ -383,7 +519,7 @@ def test_where_pieces_come_slowly_members_have_as_much_time() -> None:
     pieces = make(100, member("a"))
     run = pieces.next_run(0.0)
     assert run is not None
-    assert pieces.begin(run.file, run.start, 0.0)
+    assert pieces.begin(run, run.start, 0.0)
     pieces.got(run.file, run.start, None, 20.0)
     pieces.end_run(run)
     assert pieces.suspend_silent(59.0) == ()
@@ -411,14 +547,14 @@ def test_a_run_gives_way_where_a_piece_came_to_somebody_near() -> None:
     pieces.leave(A, 1.0, 0.0)
     run = pieces.next_run(0.5)
     assert run is not None
-    assert pieces.begin(0, run.start, 0.5)
+    assert pieces.begin(run, run.start, 0.5)
     pieces.hear(A, news(run.start + 1), 1.5)
-    assert not pieces.begin(0, run.start + 1, 1.5)
+    assert not pieces.begin(run, run.start + 1, 1.5)
     # (unless it is as good as here)
-    assert pieces.begin(0, run.start + 1, 1.5, underway=True)
+    assert pieces.begin(run, run.start + 1, 1.5, underway=True)
     pieces.end_run(Run(file=0, start=run.start, stop=run.start + 2))
     assert take(pieces, 1.5).piece == run.start + 1
-    assert not pieces.begin(0, run.start + 1, 1.5, underway=True)
+    assert not pieces.begin(run, run.start + 1, 1.5, underway=True)
 
 
 def test_a_piece_that_two_tell_otherwise_is_had_from_the_origin_and_the_liar_is_found() -> None:
@@ -455,7 +591,7 @@ def test_a_file_that_is_read_in_order_is_one_request_for_all_of_it() -> None:
     run = pieces.next_run(0.0)
     assert run == Run(file=0, start=0, stop=100, ordered=True)
     assert pieces.next_run(0.0) is None
-    assert [piece for piece in range(100) if not pieces.begin(0, piece, 0.0)] == [7]
+    assert [piece for piece in range(100) if not pieces.begin(run, piece, 0.0)] == [7]
     pieces.lost(0, 7)
     assert pieces.next_run(0.0) is None
     assert pieces.goes_on(0, 99)
@@ -480,6 +616,7 @@ def test_what_comes_twice_or_from_one_that_is_gone_counts_once() -> None:
     pieces.got(0, gone.piece)
     pieces.lacks(gone)
     pieces.rest(A, 1.0)
+    pieces.leave(A, AWAY_SECONDS, 1.0)
     pieces.release(gone)
     assert pieces.left == 2
     assert pieces.compare(0, gone.piece, "f" * 64) == ()
@@ -501,7 +638,7 @@ def test_a_run_gives_way_to_one_near_that_has_all_of_it() -> None:
     assert run is not None
     assert not pieces.is_in_order(0)
     pieces.set_members([member("me"), member("a", whole=True)], 0.0)
-    assert not pieces.begin(0, run.start, 0.0)
+    assert not pieces.begin(run, run.start, 0.0)
 
 
 def test_a_member_that_goes_takes_its_transfers_along() -> None:
@@ -568,7 +705,7 @@ def test_every_piece_comes_in_the_end_whatever_happens_on_the_way(
         pieces.suspend_silent(now)
         while (run := pieces.next_run(now)) is not None:
             for piece in range(run.start, run.stop):
-                if pieces.begin(run.file, piece, now):
+                if pieces.begin(run, piece, now):
                     pieces.got(run.file, piece, None, now)
             pieces.end_run(run)
         while (found := pieces.next_take(now)) is not None:

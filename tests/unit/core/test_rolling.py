@@ -284,6 +284,20 @@ def test_a_full_node_keeps_what_serves_when_the_new_one_would_not_fit_there_eith
     assert [desire.node for desire in desires(effects) if desire.shards] == [N2]
 
 
+def test_of_one_that_crashes_and_goes_on_by_its_old_definition_it_is_not_said_that_no_node_can_run_it() -> None:
+    fleet, old = a_served(memory_gb=6.0)
+    changed(fleet, a_model(source="/new", gb=7.0))
+    effects = fleet.handle(a_word(old, ShardState.ENDED, cause="killed"), 30.0)
+    effects += wake(fleet, until=34.9)
+    assert [text for text in texts(effects) if "no node can run" in text] == []
+    (model,) = fleet.statistics().models
+    assert model.retries
+    effects = wake(fleet, until=40.0)
+    assert "by profile 'p' of the earlier definition (epoch" in texts(effects)[0]
+    assert the_shard(effects).model.source == OLD.source
+    assert not fleet.statistics().models[0].retries
+
+
 def test_what_does_not_serve_yet_goes_as_soon_as_another_is_on_its_way() -> None:
     fleet, effects = a_fleet(OLD)
     fleet.handle(a_word(the_shard(effects), ShardState.LOADING), 1.0)

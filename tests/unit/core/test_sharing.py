@@ -3,9 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from llmgw.core.node import FabricFound, Node, NodeId
-from llmgw.core.sharing import MOST_FETCHING, MOST_RELAYED, MOST_WHOLE, MOST_WHOLE_RELAYED, Sharing, find_free
+from llmgw.core.sharing import (
+    MOST_FETCHING,
+    MOST_RELAYED,
+    MOST_WHOLE,
+    MOST_WHOLE_RELAYED,
+    Sharing,
+    count_once,
+    find_copies,
+    find_free,
+)
 from llmgw.core.weights import RELAY, Cached, Fetch, NodeWeights, Phase, Swarm
 
 HUB, OTHER = "hf:org/repo/a.gguf", "hf:org/repo/b.gguf"
@@ -157,6 +167,25 @@ def test_of_two_commits_each_has_its_own_swarm_and_the_one_that_a_node_fetches_c
     assert told(sharing, "n2") == [("c1", ["n1*", "n2"])]
 
 
+def test_of_two_sources_each_ends_by_itself_and_nothing_of_it_is_left() -> None:
+    both = fetches("c1").fetches + fetches("c1", source=OTHER).fetches
+    sharing = share({"n1": NodeWeights(seed="10.0.0.1:1", fetches=both)})
+    sharing.report(NodeId("n1"), fetches("c1", source=OTHER))
+    settle(sharing)
+    assert [swarm.source for swarm in sharing.swarms(NodeId("n1"))] == [OTHER]
+    sharing.report(NodeId("n1"), NodeWeights())
+    settle(sharing)
+    assert (sharing.swarms(NodeId("n1")), sharing._on, sharing._of, sharing._swarms) == ((), {}, {}, {})
+
+
+def test_of_a_node_that_nobody_knows_nothing_is_lost_or_forgotten() -> None:
+    sharing = share({"n1": has("c1")})
+    sharing.lose(NodeId("n1"))
+    settle(sharing)
+    sharing.lose(NodeId("n1")), sharing.lose(NodeId("n2")), sharing.forget(NodeId("n2"))
+    assert sharing.settled
+
+
 def test_one_that_is_away_is_nobodys_member_until_it_is_back() -> None:
     sharing = share({"n1": has("c1"), "n2": fetches("c1"), "n3": fetches("c1")})
     sharing.lose(NodeId("n1"))
@@ -269,6 +298,28 @@ def test_what_a_shard_of_another_machine_uses_is_kept_on_a_folder_that_both_have
     }
     assert find_free([], shared) == {}
     assert list(find_free([], {**shared, NodeId("n3"): one})) == ["n3"]
+
+
+def test_what_several_have_in_one_folder_is_freed_by_one_of_them() -> None:
+    names = [NodeId(f"n{number}") for number in range(1, 5)]
+    shared, own = NodeWeights(cached=has("c1").cached, shared=True), has("c1")
+    nodes = dict(zip(names, (shared, shared, own, replace(shared, cached=has("c2").cached)), strict=True))
+    free = find_free([], nodes)
+    assert list(count_once(free, nodes, names)) == ["n1", "n3", "n4"]
+    assert sorted(count_once(free, nodes, names[1:])) == ["n2", "n3", "n4"]
+    assert sorted(count_once(free, nodes, ())) == ["n1", "n3", "n4"]
+    assert {node: list(of.values()) for node, of in find_copies(nodes).items()} == {"n1": [("n2",)], "n2": [("n1",)]}
+
+
+def test_what_was_fetched_at_another_moment_lies_in_another_folder() -> None:
+    (cached,) = has("c1").cached
+    later = replace(cached, fetched_at=cached.fetched_at + 0.5)
+    nodes = {
+        NodeId("n1"): NodeWeights(cached=(cached,), shared=True),
+        NodeId("n2"): NodeWeights(cached=(later,), shared=True),
+    }
+    assert find_copies(nodes) == {}
+    assert len(count_once(find_free([], nodes), nodes, ())) == 2
 
 
 def seeds_of(sharing: Sharing, name: str) -> dict[str, str | None]:

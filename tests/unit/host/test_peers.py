@@ -6,18 +6,19 @@ import json
 import ssl
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 import trio
 from fetchers import Files
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from llmgw.config.agent import ServerAddress
 from llmgw.core.node import NodeId
 from llmgw.core.pieces import Take
 from llmgw.core.weights import RELAY, FileListed, Member
-from llmgw.host.peers import NotNow, PeerGone, Peers, PieceMissing, Told, open_peers
+from llmgw.host.peers import IDLE_SECONDS, SILENT_SECONDS, NotNow, PeerGone, Peers, PieceMissing, Told, open_peers
 from llmgw.host.seed import seed_context
 from llmgw.pki.authority import Authority, certificate_pem, issue_node, key_pem, make_authority
 from llmgw.reactor.credentials import load_files
@@ -196,7 +197,9 @@ async def test_a_stranger_to_the_cluster_is_not_believed(tmp_path: Path, peers: 
             await peers.take(take_from(seed), KEY, COMMIT, bytearray(10), ignore)
 
 
-@pytest.mark.parametrize("seed", ["127.0.0.1:1", "127.0.0.1:99999", "", "[::1", "host name:3"])
+@pytest.mark.parametrize(
+    "seed", ["127.0.0.1:1", "127.0.0.1:99999", "", "[::1", "host name:3", "a..b:1", f"{'a' * 90}:1"]
+)
 async def test_where_nobody_listens_nobody_is(peers: Peers, seed: str) -> None:
     with pytest.raises(PeerGone):
         await peers.take(take_from(seed), KEY, COMMIT, bytearray(10), ignore)
@@ -232,6 +235,80 @@ async def test_a_renewed_certificate_is_shown_from_then_on(tmp_path: Path, autho
         await peers.take(take_from(seed), KEY, COMMIT, bytearray(10), ignore)
         await peers.take(take_from(seed), KEY, COMMIT, bytearray(10), ignore)
     assert len(shown) == 2
+
+
+async def test_connections_that_nobody_uses_are_closed_and_made_anew(
+    tmp_path: Path, authority: Authority, peers: Peers, mock_clock: MockClock
+) -> None:
+    opened, closed = [], []
+
+    def talk_as(files: Files) -> Callable[[trio.SocketStream], Awaitable[None]]:
+        async def talk(tcp: trio.SocketStream) -> None:
+            opened.append(tcp)
+            stream = trio.SSLStream(tcp, seed_context(files), server_side=True, https_compatible=True)
+            while heard := await stream.receive_some():
+                assert heard.endswith(b"\r\n\r\n")
+                await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}")
+            closed.append(tcp)
+
+        return talk
+
+    async def hear(member: Member) -> None:
+        assert await peers.hear(member, KEY, COMMIT, since=None, wait_seconds=0) == Told()
+
+    async with trio.open_nursery() as nursery:
+        members = []
+        for name in ("a", "b", "c"):
+            (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+            nursery.start_soon(trio.serve_listeners, talk_as(issue(tmp_path, authority, name)), [listener])
+            seed = f"127.0.0.1:{listener.socket.getsockname()[1]}"
+            members.append(Member(node=NodeId(name), seed=seed))
+        for turn in (1, 2):
+            async with trio.open_nursery() as asking:
+                for member in members:
+                    asking.start_soon(hear, member)
+            assert len(opened) == 3 * turn
+            async with trio.open_nursery() as tending:
+                # (where two are at it, none is closed by both)
+                tending.start_soon(peers.leave_idle)
+                tending.start_soon(peers.leave_idle)
+                # (what passes is told by sockets)
+                while len(closed) < 3 * turn:
+                    await wait_all_tasks_blocked(0.001)
+                    mock_clock.jump(IDLE_SECONDS / 2)
+                tending.cancel_scope.cancel()
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_node_that_sends_a_few_bytes_now_and_then_is_gone(
+    tmp_path: Path, authority: Authority, peers: Peers, mock_clock: MockClock
+) -> None:
+    files = issue(tmp_path, authority, "a")
+    come: list[int] = []
+
+    async def count(more: int) -> None:
+        come.append(more)
+
+    async def drip(tcp: trio.SocketStream) -> None:
+        stream = trio.SSLStream(tcp, seed_context(files), server_side=True, https_compatible=True)
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1000\r\n\r\n")
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            for number in range(1, 100):
+                await stream.send_all(b"0123456789")
+                # (what passes is told by sockets)
+                while len(come) < number < 3:
+                    await wait_all_tasks_blocked(0.001)
+                await wait_all_tasks_blocked(0.001)
+                mock_clock.jump(SILENT_SECONDS * 0.6)
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener, trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, drip, [listener])
+        take = take_from(f"127.0.0.1:{listener.socket.getsockname()[1]}")
+        with pytest.raises(PeerGone, match="it has sent 30 bytes in 12 s"):
+            await peers.take(take, KEY, COMMIT, bytearray(1000), count)
+        nursery.cancel_scope.cancel()
 
 
 async def test_without_a_certificate_nobody_is_asked() -> None:

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from llmgw.core.weights import Fetch, FileListed, Listing, Phase
-from llmgw.host.progress_meter import ProgressMeter
+from llmgw.host.progress_meter import STEP_BYTES, ProgressMeter
 
 LISTING = Listing(source="hf:o/r/f", commit="c1", files=(FileListed(name="f", size_bytes=1000),))
 
@@ -9,10 +9,10 @@ LISTING = Listing(source="hf:o/r/f", commit="c1", files=(FileListed(name="f", si
 class Watch:
     """A clock and an ear."""
 
-    def __init__(self, pull: int | None = None) -> None:
+    def __init__(self, pull: int | None = None, paced: float | None = None) -> None:
         self.now = 100.0
         self.told: list[Fetch] = []
-        self.meter = ProgressMeter("hf:o/r/f", pull, self.told.append, lambda: self.now)
+        self.meter = ProgressMeter("hf:o/r/f", pull, self.told.append, lambda: self.now, paced=paced)
 
     @property
     def last(self) -> Fetch:
@@ -24,8 +24,8 @@ class Watch:
         return self.last
 
 
-def fetching() -> Watch:
-    watch = Watch()
+def fetching(paced: float | None = None) -> Watch:
+    watch = Watch(paced=paced)
     watch.meter.know(LISTING, 0)
     watch.meter.enter(Phase.FETCHING)
     return watch
@@ -64,14 +64,56 @@ def test_the_rate_is_that_of_the_last_ten_seconds() -> None:
 
 def test_what_stalls_says_since_when_and_has_no_time_left() -> None:
     watch = fetching()
-    watch.meter.come(100, peer=False)
+    watch.meter.come(STEP_BYTES, peer=False)
     for _ in range(9):
         assert watch.tick().stalled_seconds is None
     assert watch.tick().stalled_seconds == 10.0
     watch.tick(5.0)
     assert (watch.last.stalled_seconds, watch.last.rate, watch.last.left_seconds) == (15.0, 0.0, None)
-    watch.meter.come(1, peer=False)
+    watch.meter.come(STEP_BYTES, peer=False)
     assert watch.tick().stalled_seconds is None
+
+
+def test_what_drips_stalls_until_so_much_has_come_that_it_is_something() -> None:
+    watch = fetching()
+    for _ in range(20):
+        watch.meter.come(STEP_BYTES // 40, peer=False)
+        watch.tick()
+    assert watch.last.stalled_seconds == 20.0
+    watch.meter.come(STEP_BYTES, peer=True)
+    assert watch.tick().stalled_seconds is None
+
+
+def test_a_piece_that_is_there_is_something_however_short() -> None:
+    watch = fetching()
+    watch.tick(9.0)
+    watch.meter.lie(1)
+    assert watch.tick(9.0).stalled_seconds is None
+    watch.meter.lie(-1)
+    assert watch.tick(1.0).stalled_seconds == 10.0
+
+
+def test_what_is_held_back_on_purpose_does_not_stall() -> None:
+    watch = fetching(paced=100.0)
+    for _ in range(20):
+        watch.meter.come(100, peer=False)
+        assert watch.tick().stalled_seconds is None
+
+
+def test_an_origin_that_does_not_say_what_there_is_stalls_too() -> None:
+    watch = Watch()
+    assert watch.tick(9.0).stalled_seconds is None
+    assert watch.tick(1.0).stalled_seconds == 10.0
+
+
+def test_what_is_looked_through_before_the_rest_comes_has_no_time_left() -> None:
+    watch = Watch()
+    watch.meter.know(LISTING, 0)
+    watch.meter.enter(Phase.VERIFYING)
+    watch.meter.verify(100)
+    watch.tick()
+    watch.meter.verify(200)
+    assert (watch.tick().rate, watch.last.left_seconds, watch.last.total_bytes) == (100.0, None, 1000)
 
 
 def test_it_is_never_all_before_it_is_ready() -> None:
@@ -128,10 +170,10 @@ def test_what_another_program_fetches_does_not_stall() -> None:
 
 def test_what_is_in_the_way_is_told_while_nothing_comes() -> None:
     watch = fetching()
-    watch.meter.come(1, peer=False)
+    watch.meter.come(STEP_BYTES, peer=False)
     watch.meter.note_trouble("the hub answers 503", "wait")
     assert (watch.tick().cause, watch.last.remedy) == ("the hub answers 503", "wait")
-    watch.meter.come(1, peer=True)
+    watch.meter.come(STEP_BYTES, peer=True)
     assert (watch.tick().cause, watch.last.remedy) == (None, None)
 
 
@@ -139,10 +181,10 @@ def test_what_is_in_the_way_of_one_while_others_bring_something_is_no_trouble() 
     watch = fetching()
     for _ in range(5):
         watch.now += 0.9
-        watch.meter.come(1, peer=False)
+        watch.meter.come(STEP_BYTES, peer=False)
         watch.meter.note_trouble("the hub answers 503", "wait")
         assert watch.tick(0.9).cause is None
-        watch.meter.come(1, peer=False)
+        watch.meter.come(STEP_BYTES, peer=False)
 
 
 def test_what_nothing_comes_from_is_told_after_ten_seconds() -> None:

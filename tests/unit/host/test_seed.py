@@ -23,7 +23,9 @@ from llmgw.config.server import Listen
 from llmgw.core.node import NodeId
 from llmgw.core.weights import FileListed
 from llmgw.host.giver import MAX_NEWS, MAX_TRANSFERS, Giver, Pace
-from llmgw.host.seed import MAX_OF_ONE_NODE, MAX_STRANGERS, seed_context, serve_seed
+from llmgw.host.seed import MAX_OF_ONE_NODE, seed_context, serve_seed
+from llmgw.host.shelf import Spoiled
+from llmgw.host.strangers import OF_ONE_ADDRESS, SAFE_SECONDS
 from llmgw.pki.authority import Authority, certificate_pem, issue_node, issue_server, key_pem, make_authority
 from llmgw.reactor.credentials import load_files
 
@@ -542,20 +544,19 @@ async def test_a_connection_that_asks_nothing_ends(seeding: Seeding, caplog: pyt
         assert "cut off" not in caplog.text
 
 
-async def test_strangers_in_crowds_are_turned_away(seeding: Seeding, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.slow
+async def test_whoever_holds_connections_open_without_a_certificate_keeps_nobody_out(
+    seeding: Seeding, caplog: pytest.LogCaptureFixture
+) -> None:
     async with seeding.serve() as node:
-        silent = [await node.tcp() for _ in range(MAX_STRANGERS)]
-        assert await read_to_the_end(await node.tcp()) == b""
-        assert "too many connections to take weights" in caplog.text
-        for stream in silent:
-            await trio.aclose_forcefully(stream)
-        with trio.fail_after(60):
-            while True:
-                try:
-                    assert (await node.ask()).status_code == 200
-                    break
-                except httpx.TransportError:
-                    await trio.sleep(0.05)
+        for _ in range(4 * OF_ONE_ADDRESS):
+            await (await node.tcp()).send_all(b"\x16\x03\x01")
+        await wait_until(lambda: "is turned away" in caplog.text)
+        # (told once, and not for each of them)
+        assert sum("have not shown whose they are" in each.message for each in caplog.records) == 1
+        await trio.sleep(SAFE_SECONDS)
+        assert (await node.ask()).status_code == 200
+        await wait_until(lambda: "its place was needed" in caplog.text)
 
 
 @pytest.mark.slow
@@ -592,6 +593,30 @@ async def test_a_piece_that_can_not_be_read_is_told_here_and_there(
         answer = await node.ask(f"{AT}/0/0")
         assert (answer.status_code, b"/cache" in answer.content) == (500, False)
         assert "a piece of weights can't be read for another node: [Errno 5]" in caplog.text
+
+
+async def test_a_piece_that_has_changed_on_this_disk_is_not_given_and_told_once(
+    seeding: Seeding, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert seeding.shelf is not None
+    seeding.shelf.fault = Spoiled("m.gguf is not what was fetched")
+    async with seeding.serve() as node:
+        for _ in range(2):
+            assert (await node.ask(f"{AT}/0/0")).status_code == 404
+    assert caplog.text.count("m.gguf is not what was fetched") == 1
+
+
+async def test_what_is_told_of_one_fault_hides_no_other(seeding: Seeding, caplog: pytest.LogCaptureFixture) -> None:
+    assert seeding.shelf is not None
+    async with seeding.serve() as node:
+        for fault in (Spoiled("m.gguf is spoiled"), OSError(5, "Input/output error"), Spoiled("m.gguf is spoiled")):
+            seeding.shelf.fault = fault
+            await node.ask(f"{AT}/0/0")
+    warned = [each.message for each in caplog.records if each.levelno == logging.WARNING]
+    assert [text.partition(":")[0] for text in warned] == [
+        "m.gguf is spoiled",
+        "a piece of weights can't be read for another node",
+    ]
 
 
 async def test_without_descriptors_nobody_comes_in_and_later_everybody_does(

@@ -19,7 +19,7 @@ from llmgw.core.weights import (
     piece_bytes_of,
 )
 from llmgw.host.cache import Cache
-from llmgw.host.shelf import KeptShelf, PartialShelf
+from llmgw.host.shelf import KeptShelf, PartialShelf, Spoiled
 
 SOURCE = "hf:org/repo/*"
 COMMIT = "c" * 40
@@ -68,6 +68,16 @@ def test_a_whole_commit_tells_every_piece_and_gives_each(kept: Kept) -> None:
         assert blake3(shelf.read(file, piece)).hexdigest() == digest
     assert shelf.read(0, 2) == kept.files["a.bin"][-5:]
     assert KeptShelf(kept.manifest, kept.folder).order == shelf.order
+
+
+def test_a_piece_of_a_whole_commit_that_has_changed_is_not_given(kept: Kept) -> None:
+    shelf = KeptShelf(kept.manifest, kept.folder)
+    data = bytearray(kept.files["a.bin"])
+    data[LEAST_PIECE_BYTES + 7] ^= 1
+    (kept.folder / "a.bin").write_bytes(data)
+    assert shelf.read(0, 0) == kept.files["a.bin"][:LEAST_PIECE_BYTES]
+    with pytest.raises(Spoiled, match=r"a\.bin of hf:org/repo/\* \(c{12}\) in .*whole is not what was fetched"):
+        shelf.read(0, 1)
 
 
 def test_of_a_whole_commit_nothing_is_listed_before_somebody_asks(kept: Kept) -> None:

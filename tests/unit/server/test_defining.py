@@ -186,7 +186,9 @@ async def test_a_model_that_is_added_is_stored_and_known(make: Make) -> None:
     bench = await make()
     text = text_of("new", more="  weight: 2\n")
     (added,) = await bench.defining.add("m.yaml", text, replace=False)
-    assert added == AddedModel(name="new", replaced=False, runs=True, number=1, not_in_effect=("profiles.weight",))
+    assert added == AddedModel(
+        name="new", replaced=False, runs=True, on_demand=True, number=1, not_in_effect=("profiles.weight",)
+    )
     assert bench.store.kept["new"].text == text
     assert bench.store.when == [WHEN]
     assert await bench.settled() == ["new"]

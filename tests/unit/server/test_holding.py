@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from llmgw.admin.management import Refused
 from llmgw.admin.views import LoadBegun, Removed, Stopped
-from llmgw.core.events import NodesExpected
+from llmgw.core.events import Demand, NodesExpected
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.replica import ShardState
@@ -105,6 +105,25 @@ async def test_a_recalled_replica_is_replaced(operate: Operate, text_of: Text, a
         (replica,) = server.scheduler.fleet.ready("m")
         assert (replica.id, replica.epoch) != ("rep-m-1", 1)
         assert not server.scheduler.fleet.held("m")
+
+
+async def test_a_recalled_replica_of_a_model_that_nobody_asks_for_is_said_to_be_stopped(
+    operate: Operate, text_of: Text
+) -> None:
+    async with operate(text_of(scaling=LAZY)) as server:
+        await server.holding.load("m")
+        await server.settled()
+        server.scheduler.put(Demand(model=ModelName("m")))
+        await server.settled()
+        done = await server.holding.stop("rep-m-1")
+        assert done == Stopped(model="m", replica="rep-m-1", running=("rep-m-1",), idle=True)
+        await server.settled()
+        assert server.running("m") == []
+
+
+async def test_a_model_that_is_not_to_run_is_said_to_be_so_when_it_is_stopped(operate: Operate, text_of: Text) -> None:
+    async with operate(text_of(scaling="{min: 0, max: 0}")) as server:
+        assert await server.holding.stop("m") == Stopped(model="m", unscaled=True)
 
 
 async def test_a_replica_that_goes_already_or_has_ended_is_not_recalled(operate: Operate, text_of: Text) -> None:

@@ -243,6 +243,30 @@ def test_one_of_several_nodes_is_unreachable_when_any_of_them_is_lost(
     assert (view.status, view.detail) == (ModelStatus.UNREACHABLE, "rep-1 is on n1, which is lost")
 
 
+def test_how_far_a_shard_is_whose_node_is_lost_nobody_knows(node: Node, a_replica: Replicas) -> None:
+    group = a_replica(ShardState.PREPARING, nodes=(N2, N1), others={N2: ShardState.PREPARED}, progress="is checked")
+    (view,) = view_replicas(fleet_of(node, group, lost=True), NOW)
+    assert (view.state, view.progress) == ("unreachable", "n1 is lost")
+    assert {shard.node: (shard.state, shard.progress) for shard in view.shards} == {
+        "n1": ("unreachable", "n1 is lost"),
+        "n2": ("prepared", "is checked"),
+    }
+    (view,) = view_replicas(fleet_of(node, group), NOW)
+    assert {shard.node: shard.state for shard in view.shards} == {"n1": "preparing", "n2": "prepared"}
+
+
+def test_one_that_is_tried_again_by_its_earlier_definition_has_failed_whatever_the_new_one_lacks(
+    node: Node, a_model: Any, a_replica: Replicas
+) -> None:
+    failed = a_replica(ShardState.ENDED, cause="killed")
+    newest = replace(a_model(), source="/other.gguf")
+    statistics = ModelStatistics(model=newest, replicas=(failed,), verdict=Rejected(), retries=True)
+    view = view_model(statistics, NOBODY, Origin.STORED, None)
+    detail = "rep-1 ended on n1: killed; it is tried again by the earlier definition"
+    assert (view.status, view.detail) == (ModelStatus.FAILED, detail)
+    assert view_model(replace(statistics, retries=False), NOBODY, Origin.STORED, None).status is ModelStatus.WAITING
+
+
 def test_a_model_is_ready_when_all_of_it_is(a_model: Any, a_replica: Replicas) -> None:
     view = judged(a_model(least=2, most=2), a_replica(ShardState.READY, 1), a_replica(ShardState.READY, 2))
     assert (view.status, view.serving, view.ready, view.wanted) == (ModelStatus.READY, True, 2, 2)

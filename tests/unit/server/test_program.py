@@ -25,6 +25,7 @@ from llmgw.core.fleet import Fleet
 from llmgw.core.learned import Fact, make_key
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import Node, NodeId
+from llmgw.counters import Counters
 from llmgw.errors import ConfigError, LlmgwError, UsageError
 from llmgw.pki.authority import certificate_pem, issue_server, key_pem, make_authority
 from llmgw.server.holding import Holding
@@ -41,6 +42,7 @@ from llmgw.server.program import (
     run,
 )
 from llmgw.server.scheduler import INBOX_EVENTS, Scheduler
+from llmgw.server.weights import Weights
 from llmgw.store import open_store
 from llmgw.store.lanes import Inline
 
@@ -245,6 +247,7 @@ async def test_more_marked_nodes_than_an_inbox_holds_are_loaded_before_anybody_i
                 holding=Holding(scheduler, store.holds, defining=models, histories=models),  # type: ignore[arg-type]
                 defining=models,  # type: ignore[arg-type]
                 facts=store.facts,
+                weights=Weights(scheduler, counters=Counters()),
             )
             await _load(scheduler, loaded.config, known)
         assert models.loads == 1
@@ -275,6 +278,7 @@ async def test_what_an_earlier_server_has_learned_and_was_told_is_known_before_t
             holding=Holding(scheduler, store.holds, defining=models, histories=models),  # type: ignore[arg-type]
             defining=models,  # type: ignore[arg-type]
             facts=store.facts,
+            weights=Weights(scheduler, counters=Counters()),
         )
         models.before = lambda: (scheduler.fleet.held(model.name), scheduler.fleet.figures(model)[-1].value)
         await _load(scheduler, loaded.config, known)

@@ -143,6 +143,16 @@ async def test_one_that_fails_to_be_told_keeps_nobody_else_from_it(
     assert "node n1 can't be told" in caplog.text
 
 
+async def test_lines_that_the_log_has_had_stand_among_the_events_all_the_same(
+    nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
+) -> None:
+    scheduler = Scheduler(Script([Announce(model=M, text="it failed", lines=("kaputt",), again=True, warning=True)]))
+    await nursery.start(scheduler.serve)
+    await scheduler.settle(Demand(model=M))
+    assert [record.message for record in caplog.records] == ["m: it failed"]
+    assert scheduler.chronicle.since(0).happened[0].lines == ("kaputt",)
+
+
 async def test_an_announcement_is_a_line_and_wakes_whoever_waits(
     nursery: trio.Nursery, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -74,6 +74,14 @@ def test_weights_are_in_use_wanted_or_can_be_freed(a_model: Callable[..., Model]
     assert (third.node, third.state, third.stored) == (N3, NodeState.LOST, ())
 
 
+def test_who_else_has_the_same_folder_is_told_and_one_of_them_frees_it() -> None:
+    shared = NodeWeights(cached=(kept("gone", 3.0, source=SECRET),), shared=True)
+    stock = Stock(known={N1: shared, N2: shared, N3: replace(shared, shared=False)}, wanted=frozenset())
+    view = view_weights(stock, [], dict.fromkeys((N1, N2, N3), NodeState.READY))
+    assert [(each.free_bytes, each.shared_with) for each in view.nodes] == [(GB, ("n2",)), (GB, ("n1",)), (GB, ())]
+    assert sorted(stock.find_freed({N2, N3})) == ["n2", "n3"]
+
+
 def test_what_opens_an_address_is_not_shown() -> None:
     found = show_fetch(replace(FETCH, source=SECRET))
     assert found is not None

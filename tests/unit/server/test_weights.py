@@ -119,18 +119,76 @@ async def test_a_node_is_told_at_once_when_it_is_back_and_nothing_twice(
         assert bench.told[N1][-2] == bench.told[N1][-1] != WeightsOrder()
 
 
-@pytest.mark.parametrize("event", [NodeSilent(node=N1), NodeLost(node=N1)])
-async def test_one_that_is_away_is_no_member(
-    serving: Callable[..., Any], autojump_clock: MockClock, event: Event
+async def test_one_that_is_lost_is_no_member_and_one_whose_link_blinks_stays_one(
+    serving: Callable[..., Any], autojump_clock: MockClock
 ) -> None:
     async with serving() as bench:
-        bench.register(N1), bench.register(N2)
+        leave, _ = bench.register(N1), bench.register(N2)
         await bench.hear(WeightsReported(node=N1, weights=HAS), WeightsReported(node=N2, weights=FETCHES))
-        await bench.hear(event)
+        told = len(bench.told[N2])
+        leave()
+        await bench.hear(NodeSilent(node=N1))
+        bench.register(N1)
+        await bench.hear(WeightsReported(node=N1, weights=HAS))
+        assert len(bench.told[N2]) == told
+        await bench.hear(NodeSilent(node=N1), NodeLost(node=N1))
         assert bench.members(N2) == [["n2"]]
         assert bench.weights.known[N1] == HAS
         bench.weights.forget(N1)
         assert N1 not in bench.weights.known
+
+
+async def test_a_new_server_tells_nobody_of_swarms_before_all_have_said_what_they_have(
+    serving: Callable[..., Any], autojump_clock: MockClock
+) -> None:
+    async with serving() as bench:
+        bench.weights.expect(frozenset({N1, N2}), trio.current_time() + 30.0)
+        bench.register(N2), bench.register(N3)
+        await bench.hear(WeightsReported(node=N2, weights=FETCHES), WeightsReported(node=N3, weights=FETCHES))
+        assert bench.told[N2] == []
+        # (one that no earlier server has told anything is told what there is)
+        assert bench.members(N3) == [["n2", "n3"]]
+        bench.register(N1)
+        await bench.settle()
+        assert bench.told[N1] == bench.told[N2] == []
+        await bench.hear(WeightsReported(node=N1, weights=HAS))
+        assert bench.members(N1) == bench.members(N2) == [["n1", "n2", "n3"]]
+        assert len(bench.told[N2]) == 1
+
+
+async def test_a_new_server_does_not_wait_for_one_that_is_removed_or_for_ever(
+    serving: Callable[..., Any], autojump_clock: MockClock
+) -> None:
+    async with serving() as bench:
+        bench.weights.expect(frozenset({N1, N2, N3}), trio.current_time() + 30.0)
+        bench.register(N2)
+        await bench.hear(WeightsReported(node=N2, weights=replace(HAS, seed=None)))
+        bench.weights.forget(N3)
+        await bench.settle()
+        assert bench.told[N2] == []
+        # What an operator asks for does not wait.
+        bench.weights.pull(SOURCE, (N2,))
+        await bench.settle()
+        assert len(bench.last(N2).pulls) == 1
+        bench.register(N2)
+        assert bench.told[N2][0] == bench.told[N2][1]
+        await trio.sleep(30.0)
+        bench.weights.forget(N1)
+        bench.register(N1)
+        # It may have something of an earlier server, that it is to give up.
+        assert bench.told[N1] == [WeightsOrder()]
+
+
+async def test_one_that_was_kept_waiting_is_told_at_the_end_that_there_is_nothing(
+    serving: Callable[..., Any], autojump_clock: MockClock
+) -> None:
+    async with serving() as bench:
+        bench.weights.expect(frozenset({N1, N2}), trio.current_time() + 30.0)
+        bench.register(N2)
+        await trio.sleep(29.0)
+        assert bench.told[N2] == []
+        await trio.sleep(2.0)
+        assert bench.told[N2] == [WeightsOrder()]
 
 
 async def test_without_seeding_nobody_has_a_seed(serving: Callable[..., Any], autojump_clock: MockClock) -> None:

@@ -47,13 +47,22 @@ def draw(answer: Any) -> list[Block]:
         name = shown(model["name"])
         fate = "replaced" if model["replaced"] else "added"
         blocks.append(f"{name} is {fate}" if model["runs"] else f"{name} is {fate}, and does not run: scaling.max is 0")
-        if model.get("rolls"):
-            blocks.append(f"{name}: its replicas are replaced, one after the other: llmgw ctl replicas {name}")
+        if model.get("rolls") and not model.get("held"):
+            blocks.append(f"{name}: {tell_rolling(model, runs=model['runs'])}: llmgw ctl replicas {name}")
         if model.get("held"):
             blocks.append(f"{name} is stopped: `llmgw ctl load {name}` lets it run")
         if model["not_in_effect"]:
             blocks.append(f"{name}: not in effect yet: {', '.join(shown(key) for key in model['not_in_effect'])}")
     return blocks
+
+
+def tell_rolling(answer: Any, *, runs: bool = True) -> str:
+    """What becomes of replicas that run by an earlier definition."""
+    if not runs:
+        return "its replicas go once their requests are answered"
+    if answer.get("on_demand"):
+        return "its replicas are replaced where somebody asks for it, and go where nobody does"
+    return "its replicas are replaced, one after the other"
 
 
 def read_file(file: str) -> str:

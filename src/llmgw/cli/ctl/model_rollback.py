@@ -9,6 +9,7 @@ import click
 from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show, tell
 from llmgw.cli.ctl.client import as_word
 from llmgw.cli.ctl.drawing import Block, shown
+from llmgw.cli.ctl.model_add import tell_rolling
 from llmgw.cli.ctl.model_show import draw as draw_model
 
 
@@ -33,5 +34,5 @@ def draw(answer: Any) -> list[Block]:
     name = shown(answer["model"])
     blocks: list[Block] = [f"{name} has definition {answer['to']} again, kept as number {answer['number']}"]
     if answer["rolls"]:
-        blocks.append(f"its replicas are replaced, one after the other: llmgw ctl replicas {name}")
+        blocks.append(f"{tell_rolling(answer)}: llmgw ctl replicas {name}")
     return blocks

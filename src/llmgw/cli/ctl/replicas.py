@@ -73,7 +73,8 @@ def _shards(replica: dict[str, Any], *, verbose: bool) -> list[tuple[str, ...]]:
             shown(replica["replica"]),
             str(shard["rank"]),
             shown(shard["node"]),
-            _state(shard["state"]),
+            # (one that was told to end, since another had failed or is lost, has no cause of its own)
+            _state(shard["state"]) if shard.get("cause") else shown(shard["state"]),
             ago(shard["seconds_in_state"]),
             listed(shard.get("gpus")),
             _tell_progress(shard),

@@ -43,10 +43,14 @@ def draw(answer: Any) -> list[Block]:
     if replica is not None:
         if already:
             return [f"{shown(replica)} of {model} is on its way out already"]
+        if answer.get("idle"):
+            return [f"{shown(replica)} of {model} is stopped; nothing takes its place before somebody asks for {model}"]
         return [f"{shown(replica)} of {model} is replaced, by another one first where there is room"]
     blocks: list[Block] = [
         f"{model} was stopped already" if already else f"{model} is stopped, until `llmgw ctl load {model}`"
     ]
+    if answer.get("unscaled"):
+        blocks.append(f"{model}: its scaling.max is 0, so that nothing of it is loaded before that is another number")
     if running := ", ".join(map(shown, answer["running"])):
         blocks.append(f"these go once their requests are answered: {running}")
     return blocks

@@ -28,10 +28,11 @@ PARTS = {
 def draw_explanation(answer: Any, *, whole: bool) -> list[Block]:
     """One model: where it is, what one more replica would come to, each verdict, and what was decided before."""
     explanation = answer["explanation"]
-    blocks: list[Block] = [*_now(answer), *_outcome(explanation)]
-    if answer.get("unfilled"):
+    is_full = _is_full(answer)
+    blocks: list[Block] = [*_now(answer), "", *([_tell_full(answer)] if is_full else _outcome(explanation))]
+    if answer.get("unfilled") and not is_full:
         blocks.append("by the measured figures there is no place: they are left out, for nothing of it serves")
-    if evicts := answer.get("evicts"):
+    if (evicts := answer.get("evicts")) and not is_full:
         blocks.append(shown(evicts))
     if numbers := answer.get("numbers"):
         blocks += ["", _numbers(numbers)]
@@ -65,8 +66,28 @@ def _now(answer: Any) -> Iterator[Block]:
         yield f"  {shown(held_up)}"
 
 
+def _is_full(answer: Any) -> bool:
+    """It has as many replicas as there may be, so that one more is nothing that can happen."""
+    if answer["what_if"]:
+        return False
+    return len(_name_staying(answer)) >= int(answer["most"])
+
+
+def _name_staying(answer: Any) -> set[str]:
+    return {
+        replica["replica"]
+        for replica in answer["replicas"]
+        if replica["state"] not in ("ended", "stopping") and not replica.get("draining")
+    }
+
+
+def _tell_full(answer: Any) -> str:
+    if not answer["most"]:
+        return "it is not to run: its scaling.max is 0"
+    return f"it has as many replicas as there may be: its scaling.max is {answer['most']}"
+
+
 def _outcome(explanation: Any) -> Iterator[Block]:
-    yield ""
     placement = explanation.get("placement")
     if placement is None:
         yield "one more finds no place"

@@ -100,7 +100,8 @@ def _lines(node: Mapping[str, Any]) -> Iterator[str]:
             if (remedy := fetch.get("remedy")) is not None:
                 yield f"what to do: {shown(remedy)}"
     if node["free_bytes"]:
-        shared = ", in a folder that other nodes share" if node["shared"] else ""
+        others = ", ".join(map(shown, node.get("shared_with") or ()))
+        shared = f", in a folder shared with {others or 'other machines'}" if node["shared"] else ""
         yield f"{format_decimal(node['free_bytes'])} can be freed{shared}"
 
 

@@ -54,6 +54,23 @@ def test_what_it_does_to_replicas_and_a_hold_is_told(port: Any, ctl: Any, file: 
     ]
 
 
+def test_what_becomes_of_replicas_that_nothing_takes_the_place_of_is_told(port: Any, ctl: Any, file: Path) -> None:
+    models = [
+        added("a", rolls=True, runs=False),
+        added("b", rolls=True, on_demand=True),
+        added("c", rolls=True, held=True),
+    ]
+    port.will_answer("POST", "/models", {"models": models})
+    assert ctl("model", "add", "-f", str(file)).out.splitlines() == [
+        "a is added, and does not run: scaling.max is 0",
+        "a: its replicas go once their requests are answered: llmgw ctl replicas a",
+        "b is added",
+        "b: its replicas are replaced where somebody asks for it, and go where nobody does: llmgw ctl replicas b",
+        "c is added",
+        "c is stopped: `llmgw ctl load c` lets it run",
+    ]
+
+
 def test_what_does_nothing_yet_and_what_does_not_run_is_told(port: Any, ctl: Any, file: Path) -> None:
     models = [added("a", not_in_effect=["profiles.tp", "over_limit"]), added("b", runs=False)]
     port.will_answer("POST", "/models", {"models": models})

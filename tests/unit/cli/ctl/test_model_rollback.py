@@ -17,6 +17,12 @@ def test_a_model_has_an_earlier_definition_again(port: Any, ctl: Any, words: tup
     assert port.heard[0].body == {"model": "coder", "number": number}
 
 
+def test_of_one_that_loads_on_demand_only_those_that_are_asked_for_are_replaced(port: Any, ctl: Any) -> None:
+    answer = {"model": "qwen", "number": 5, "to": 3, "rolls": True, "on_demand": True}
+    port.will_answer("POST", "/rollback", answer)
+    assert "replaced where somebody asks for it, and go where nobody does" in ctl("model", "rollback", "qwen").out
+
+
 def test_where_no_engine_notices_nothing_is_said_of_replicas(port: Any, ctl: Any) -> None:
     port.will_answer("POST", "/rollback", {"model": "qwen", "number": 5, "to": 3, "rolls": False})
     assert ctl("model", "rollback", "qwen").out == "qwen has definition 3 again, kept as number 5\n"

@@ -112,7 +112,8 @@ def test_the_shards_of_one_that_spans_nodes_have_a_table(port: Any, ctl: Any) ->
         "REPLICA  RANK  NODE  STATE     SINCE   GPUS         DETAIL",
         "rep-g-1  0     n1    stopping  2s ago  GPU-0,GPU-1",
         "rep-g-1  1     n2    failed    2s ago  -            it ended",
-        "rep-g-1  2     n3    failed    2s ago  -",
+        # (told to end, for another had failed)
+        "rep-g-1  2     n3    ended     2s ago  -",
     ]
     assert [block.splitlines()[0] for block in below] == ["rep-g-1 on n1:"]
 

@@ -22,6 +22,15 @@ def test_a_model_is_stopped_and_told_how_to_load_it(port: Any, ctl: Any) -> None
     [
         ({"already": True, "running": []}, "qwen was stopped already"),
         ({"replica": "rep-qwen-1"}, "rep-qwen-1 of qwen is replaced, by another one first where there is room"),
+        (
+            {"replica": "rep-qwen-1", "idle": True},
+            "rep-qwen-1 of qwen is stopped; nothing takes its place before somebody asks for qwen",
+        ),
+        (
+            {"running": [], "unscaled": True},
+            "qwen is stopped, until `llmgw ctl load qwen`\n"
+            "qwen: its scaling.max is 0, so that nothing of it is loaded before that is another number",
+        ),
         ({"replica": "rep-qwen-1", "already": True}, "rep-qwen-1 of qwen is on its way out already"),
     ],
 )

@@ -124,6 +124,28 @@ def test_where_its_replicas_are_now_is_said_first(facts: dict[str, Any], line: s
     assert lines({**answer(host("n1")), "replicas": [{**REPLICA, **facts}]})[1] == line
 
 
+@pytest.mark.parametrize(
+    ("facts", "line"),
+    [
+        ({"most": 1}, "it has as many replicas as there may be: its scaling.max is 1"),
+        ({"most": 0, "replicas": []}, "it is not to run: its scaling.max is 0"),
+    ],
+)
+def test_where_there_can_be_no_more_nothing_is_said_of_a_place_for_one(facts: dict[str, Any], line: str) -> None:
+    told = lines({**answer(host("n1"), evicts="rep-x-1 is idle"), "replicas": [REPLICA], "unfilled": True, **facts})
+    assert line in told
+    assert not any("one more" in each or "idle" in each or "measured" in each for each in told)
+
+
+@pytest.mark.parametrize(
+    ("facts", "says_where"),
+    [({"state": "ended"}, True), ({"state": "stopping"}, True), ({"draining": "why"}, True), ({}, False)],
+)
+def test_one_that_goes_or_has_failed_leaves_room_for_one_more(facts: dict[str, Any], says_where: bool) -> None:
+    told = lines({**answer(host("n1")), "replicas": [{**REPLICA, **facts}], "most": 1})
+    assert any(each.startswith("one more would go to n1") for each in told) is says_where
+
+
 def test_of_a_definition_that_is_only_written_it_is_said_what_would_make_way() -> None:
     told = {**answer(host("n1"), what_if=True, stops=("rep-m-1",)), "replicas": [REPLICA]}
     assert lines(told)[:2] == [

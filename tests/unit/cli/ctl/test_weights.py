@@ -50,6 +50,7 @@ def test_what_is_the_matter_stands_below() -> None:
     nodes = [
         {**NOTHING, "node": "old"},
         {**N1, "node": "away", "state": "lost", "shared": True},
+        {**N1, "node": "both", "shared": True, "shared_with": ["n4", "n5"]},
         {**NOTHING, "node": "gone", "state": "lost"},
         {**NOTHING, "node": "bad", "stored": [], "fetches": [failed]},
         {**NOTHING, "node": "slow", "stored": [], "fetches": [{**FETCH, "cause": "h answers 503"}]},
@@ -57,7 +58,8 @@ def test_what_is_the_matter_stands_below() -> None:
     assert plain(draw({"nodes": nodes})).split("\n\n")[1].splitlines() == [
         "old: it has not said what it has: its agent has just begun, or is of an earlier version",
         "away: it is lost: this is what it said last",
-        "away: 1GB can be freed, in a folder that other nodes share",
+        "away: 1GB can be freed, in a folder shared with other machines",
+        "both: 1GB can be freed, in a folder shared with n4, n5",
         "bad: hf:org/repo/a.gguf: the disk is full",
         "bad: what to do: free 3GB",
         "slow: hf:org/repo/a.gguf: h answers 503",
