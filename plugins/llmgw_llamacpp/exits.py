@@ -218,10 +218,10 @@ RULES: tuple[Rule, ...] = (
         "replace the library that it names by one that fits this machine and this build",
         line="{0}",
     ),
-    # "what():  Resource temporarily unavailable" is a thread that could not be made.
+    # "what():  Resource temporarily unavailable" is a thread that could not be made, in a program of C++ or in Python.
     rule(
         CauseKind.HOST_MEMORY,
-        r"what\(\): +(Resource temporarily unavailable)|(Thread creation failed: .*)",
+        r"(?:what\(\): +|exiting due to RuntimeError: )(Resource temporarily unavailable)|(Thread creation failed: .*)",
         "it could not start a thread: give it more memory, or raise the limit of processes",
         line="{0}{1}",
     ),

