@@ -22,7 +22,7 @@ _PLACE = re.compile(r"(?!error: |what\(\))(?:\w+ +)?[a-z_~][\w~]*(?:\(\))?: +")
 _WRAPPER = re.compile(
     r"^(?:error loading model: )?(?:llama_model_loader: )?failed to load model\b(?!,? '')"
     r"|^encountered an error while trying to fit params"
-    r"|^exiting due to\b"
+    r"|^exiting due to\b(?! RuntimeError: Resource temporarily unavailable)"
     r"|^failed to (?:create|initialize) (?:the )?(?:llama_)?context\b(?!:)"
     r"|^failed to create_context\b"
     r"|^\[mtmd\] failed to get memory usage"
