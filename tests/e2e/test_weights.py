@@ -91,7 +91,7 @@ def site(tmp_path: Path, origin: FakeOrigin) -> Iterator[Site]:
 @pytest.mark.parametrize("count", [4, 8])
 def test_several_nodes_cost_one_download(site: Site, count: int) -> None:
     path = site.put(24 * MIB)
-    site.origin.fault(KEY, bytes_per_s=4 * MIB)
+    site.origin.fault(KEY, bytes_per_s=MIB // 2)
     site.join(*(f"n{number}" for number in range(count)))
     site.add(count=count)
     seen: dict[str, int] = {}
@@ -119,7 +119,8 @@ def test_several_nodes_cost_one_download(site: Site, count: int) -> None:
 
 def test_a_node_that_dies_while_others_take_from_it_holds_up_nobody(site: Site) -> None:
     path = site.put(16 * MIB)
-    site.origin.fault(KEY, bytes_per_s=2 * MIB)
+    # (for each of a dozen requests at once: its middle lasts for some seconds)
+    site.origin.fault(KEY, bytes_per_s=MIB // 6)
     agents = site.join("n0", "n1", "n2")
     site.add(count=3)
     wait_for(lambda: len(site.fetches()) == 3 and site.done_bytes() > 8 * MIB, "the middle of it", 100)
