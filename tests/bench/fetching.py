@@ -86,7 +86,6 @@ async def bring(url: str, folder: Path, file: Path | None) -> dict[str, float]:
                 swarm=lambda: None,
                 tell=hear,
                 newest=False,
-                pull=None,
                 limits=Rate(None),
             )
             figures = stopwatch.read() | {"end_seconds": time.perf_counter() - came_at}

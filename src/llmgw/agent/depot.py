@@ -145,7 +145,6 @@ class Depot:
             swarm=swarm,
             tell=tell,
             newest=newest,
-            pull=None,
             limits=self._rate,
             share=share,
         )

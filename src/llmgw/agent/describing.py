@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from llmgw.core.weights import Fetch, Phase, parse_source
 from llmgw.host.weights_errors import show_url
-
-MB, GB, TB = 1e6, 1e9, 1e12
-MINUTE, HOUR = 60, 3600
+from llmgw.units import format_decimal, format_duration
 
 
 def describe_fetch(fetch: Fetch) -> str:
@@ -16,9 +14,9 @@ def describe_fetch(fetch: Fetch) -> str:
         case Phase.QUEUED:
             return f"waits for another program on this folder that fetches {name}"
         case Phase.RESOLVING:
-            return f"asking what {name} is"
+            return f"asking what {name} is{_tell_stall(fetch)}"
         case Phase.VERIFYING:
-            return f"verifying {name}"
+            return f"verifying {name}{_tell_stall(fetch)}"
         case Phase.READY:
             return f"{name} is here"
         case Phase.FAILED:
@@ -29,33 +27,19 @@ def describe_fetch(fetch: Fetch) -> str:
 
 def _tell_progress(fetch: Fetch) -> str:
     if fetch.total_bytes is None:
-        parts = [show_bytes(fetch.done_bytes)]
+        parts = [format_decimal(fetch.done_bytes)]
     else:
         # Rounded down, and never all: that is said once it was found whole.
         percent = min(99, fetch.done_bytes * 100 // fetch.total_bytes) if fetch.total_bytes else 99
-        parts = [f"{percent} % of {show_bytes(fetch.total_bytes)}"]
+        parts = [f"{percent} % of {format_decimal(fetch.total_bytes)}"]
     if fetch.stalled_seconds is not None:
-        return f"{parts[0]}, stalled for {show_seconds(fetch.stalled_seconds)}"
+        return f"{parts[0]}{_tell_stall(fetch)}"
     if fetch.rate is not None:
-        parts.append(f"{show_bytes(fetch.rate)}/s")
+        parts.append(f"{format_decimal(round(fetch.rate))}/s")
     if fetch.left_seconds is not None:
-        parts.append(f"{show_seconds(fetch.left_seconds)} left")
+        parts.append(f"{format_duration(round(fetch.left_seconds))} left")
     return ", ".join(parts)
 
 
-def show_bytes(count: float) -> str:
-    """In units of thousands, with three digits at most."""
-    for unit, name in ((TB, "TB"), (GB, "GB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count / MB:.0f} MB" if count >= 10 * MB else f"{count / MB:.1f} MB"
-
-
-def show_seconds(seconds: float) -> str:
-    """In the two largest units that there are of it."""
-    whole = round(seconds)
-    if whole < MINUTE:
-        return f"{whole} s"
-    if whole < HOUR:
-        return f"{whole // MINUTE} min {whole % MINUTE} s"
-    return f"{whole // HOUR} h {whole % HOUR // MINUTE} min"
+def _tell_stall(fetch: Fetch) -> str:
+    return "" if fetch.stalled_seconds is None else f", stalled for {format_duration(round(fetch.stalled_seconds))}"

@@ -8,11 +8,12 @@ from dataclasses import dataclass, field, replace
 
 import trio
 
-from llmgw.agent.describing import describe_fetch, show_bytes, show_seconds
+from llmgw.agent.describing import describe_fetch
 from llmgw.agent.hands import Depot
 from llmgw.core.weights import Fetch, Manifest, Phase, Pull, Source, Swarm
 from llmgw.errors import EngineFailed
 from llmgw.host.weights_errors import show_url
+from llmgw.units import format_decimal, format_duration
 
 log = logging.getLogger(__name__)
 
@@ -203,10 +204,10 @@ def _log_end(fetching: Fetching) -> None:
             "%s is here (%s): %s in %s; %s came from its origin, %s from other nodes",
             source,
             manifest.commit[:SHOWN_COMMIT],
-            show_bytes(manifest.size_bytes),
-            show_seconds(trio.current_time() - fetching.began_at),
-            show_bytes(told.origin_bytes),
-            show_bytes(told.peer_bytes),
+            format_decimal(manifest.size_bytes),
+            format_duration(round(trio.current_time() - fetching.began_at)),
+            format_decimal(told.origin_bytes),
+            format_decimal(told.peer_bytes),
         )
     elif fetching.failure is not None:
         log.warning("%s can't be fetched: %s", source, fetching.failure.message)

@@ -10,7 +10,6 @@ from dataclasses import replace
 import trio
 
 from llmgw.agent.bounding import bound
-from llmgw.agent.describing import show_bytes
 from llmgw.agent.fetches import SHOWN_COMMIT, Fetches, Fetching
 from llmgw.agent.hands import Hands, Use
 from llmgw.agent.sources import is_file_wanted
@@ -33,6 +32,7 @@ from llmgw.core.weights import (
 from llmgw.engines.registry import Engine
 from llmgw.errors import EngineFailed, LlmgwError
 from llmgw.host.weights_errors import show_url
+from llmgw.units import format_decimal
 
 log = logging.getLogger(__name__)
 
@@ -283,7 +283,7 @@ class Weights:
                 await self._list()
             except Exception:
                 log.exception("what is left of the weights here can't be listed")
-            log.info("removed weights: %s freed, %d kept", show_bytes(freed), len(kept))
+            log.info("removed weights: %s freed, %d kept", format_decimal(freed), len(kept))
             if self._collect == order.number:
                 self._collected = Collected(number=order.number, freed_bytes=freed, kept=tuple(kept))
         self._hurry()

@@ -62,6 +62,9 @@ class Rolls:
                 self._tries.pop(name, None)
                 self._failed.pop(name, None)
             by = self._proven.get(name)
+            if by is not None and is_same_launch(by, model):
+                # What no engine notices is in effect already: who returns to the launch keeps that.
+                self._proven[name] = model
             told = name in failed and name not in self._failed
             if told and by is not None and not is_same_launch(by, model):
                 self._failed[name] = Failed(model=model, by=by, why="it failed before this server began")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from llmgw.host.mounts import find_mount
 from llmgw.host.weights_errors import FetchFailed, Kind
+from llmgw.units import format_decimal
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM)
@@ -28,8 +29,10 @@ def explain(error: OSError, folder: Path) -> FetchFailed:
     reason = error.strerror or str(error)
     what = f"weights can't be kept in {folder} ({place}: {reason}"
     if error.errno in _FULL:
+        free = read_free(folder)
+        shown = "nobody knows how many bytes" if free is None else format_decimal(free)
         return NoRoom(
-            f"{what}; {show_size(read_free(folder))} are free on {show_mount(folder)})",
+            f"{what}; {shown} are free on {show_mount(folder)})",
             f"free some space there or {_ELSEWHERE}; what has come is kept",
         )
     if error.errno == errno.EFBIG:
@@ -74,13 +77,3 @@ def read_free(folder: Path) -> int | None:
 def show_mount(folder: Path) -> str:
     """The filesystem of a folder, for a person."""
     return str(find_mount(folder) or "its filesystem")
-
-
-def show_size(size_bytes: int | None) -> str:
-    """``43.1 GB``: in 10^9 bytes, or smaller units where that would be next to nothing."""
-    if size_bytes is None:
-        return "unknown"
-    for unit, scale in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size_bytes >= scale:
-            return f"{size_bytes / scale:.1f} {unit}"
-    return f"{size_bytes} bytes"

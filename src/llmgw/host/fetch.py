@@ -40,7 +40,6 @@ async def fetch(
     swarm: Callable[[], Swarm | None],
     tell: Callable[[Fetch], None],
     newest: bool,
-    pull: int | None,
     limits: Rate,
     share: Share = lambda partial: None,
 ) -> Manifest:
@@ -50,7 +49,7 @@ async def fetch(
     comes, and None before that is closed. Cancelled, it ends within a second, and the next one goes on
     where it was. Raises FetchFailed.
     """
-    meter = ProgressMeter(source.text, pull, tell, trio.current_time, paced=limits.bytes_per_second)
+    meter = ProgressMeter(source.text, tell, trio.current_time, paced=limits.bytes_per_second)
     work = _Fetching(
         source, cache=cache, origin=origin, peers=peers, swarm=swarm, meter=meter, rate=limits, share=share
     )

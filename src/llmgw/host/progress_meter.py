@@ -25,14 +25,12 @@ class ProgressMeter:
     def __init__(
         self,
         source: str,
-        pull: int | None,
         tell: Callable[[Fetch], None],
         now: Callable[[], float],
         *,
         paced: float | None = None,
     ) -> None:
         self._source = source
-        self._pull = pull
         self._tell = tell
         self._now = now
         self._phase = Phase.RESOLVING
@@ -166,7 +164,6 @@ class ProgressMeter:
             peer_bytes=self._peers,
             cause=cause,
             remedy=remedy,
-            pull=self._pull,
         )
 
     def _find_cause(self, silent: float) -> tuple[str | None, str | None]:

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from llmgw.host.disk_faults import NoRoom, show_mount, show_size
+from llmgw.host.disk_faults import NoRoom, show_mount
+from llmgw.units import format_decimal
 
 
 class Claim:
@@ -60,10 +61,11 @@ class Reservations:
 
 
 def _refuse(folder: Path, needed: int, free: int, others: int) -> NoRoom:
-    promised = f", of which other fetches still need {show_size(others)}" if others else ""
+    promised = f", of which other fetches still need {format_decimal(others)}" if others else ""
     missing = needed - max(0, free - others)
     return NoRoom(
-        f"{show_size(needed)} are needed in {folder}, and {show_size(free)} are free on {show_mount(folder)}{promised}",
-        f"free {show_size(missing)} there (llmgw ctl weights shows what of it llmgw can), or name another folder in "
-        "weights.cache",
+        f"{format_decimal(needed)} are needed in {folder}, and {format_decimal(free)} are free on "
+        f"{show_mount(folder)}{promised}",
+        f"free {format_decimal(missing)} there (llmgw ctl weights shows what of it llmgw can), or name another folder "
+        "in weights.cache",
     )

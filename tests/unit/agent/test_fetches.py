@@ -177,7 +177,7 @@ async def test_what_holds_a_fetch_up_is_logged(wait, depot, fetches, autojump_cl
     wait("a")
     await trio.sleep(20)
     depot.tells[0](Fetch(source=SOURCE.text, phase=Phase.FETCHING, stalled_seconds=12.0, cause="h answers 503"))
-    assert "stalled for 12 s: h answers 503" in caplog.text
+    assert "stalled for 12s: h answers 503" in caplog.text
     depot.go.set()
 
 

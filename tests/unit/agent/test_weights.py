@@ -586,9 +586,7 @@ async def test_the_log_says_now_and_then_how_far_it_is(begin, autojump_clock, wa
     await trio.sleep(60)
     lines = [record.getMessage() for record in caplog.records if record.name == "llmgw.agent.fetches"]
     assert lines[0] == "fetching https://host/o.fake"
-    assert [line.split(",")[0] for line in lines[1:-1]] == [
-        f"fetching o.fake: {part} % of 20.0 GB" for part in (50, 99)
-    ]
+    assert [line.split(",")[0] for line in lines[1:-1]] == [f"fetching o.fake: {part} % of 20GB" for part in (50, 99)]
     assert lines[-1].startswith("https://host/o.fake is here (")
 
 

@@ -91,6 +91,18 @@ def test_a_definition_is_launched_as_it_is_written_until_it_has_failed_twice() -
     assert fail(rolls, NEW) == [None, None]
 
 
+def test_what_to_return_to_has_all_that_was_in_effect_at_once_since_it_was_proven() -> None:
+    aliased = replace(OLD, aliases=("nick",), scaling=Scaling(min=1, max=2))
+    changed = replace(aliased, source="/new")
+    rolls = a_roll(OLD, aliased, changed)
+    assert fail(rolls, changed)[-1] == Failed(model=changed, by=aliased, why="no")
+    assert rolls.launched[M] == aliased
+    # what fails says nothing of what else was written with it
+    rolls.change(Catalog([replace(changed, aliases=("other",))]), {}, frozenset())
+    assert rolls.proven(M) == aliased
+    assert rolls.launched[M].aliases == ("other",)
+
+
 def test_one_that_has_served_in_between_begins_to_count_anew() -> None:
     rolls = a_roll(OLD, NEW)
     fail(rolls, NEW, 1)

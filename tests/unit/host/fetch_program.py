@@ -38,7 +38,6 @@ async def main(endpoint: str, folder: str, source: str) -> None:
             swarm=lambda: None,
             tell=lambda told: print(told.phase, flush=True),
             newest=False,
-            pull=None,
             limits=Counting(None),
         )
 

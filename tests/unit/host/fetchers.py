@@ -155,7 +155,6 @@ class Cluster:
             swarm=swarm or (lambda: self.swarm(text)),
             tell=node.told.append,
             newest=newest,
-            pull=None,
             limits=Rate(rate),
             share=node.share,
         )

@@ -526,8 +526,8 @@ def test_too_little_room_is_told_with_figures_before_the_first_byte(small_disk):
     cache = Cache(small_disk / "cache")
     with pytest.raises(NoRoom) as raised:
         cache.open_partial(replace(listing_of(CONTENT), files=(FileListed(name="x", size_bytes=7 * PIECE),)))
-    assert raised.value.message == (f"7.4 MB are needed in {cache.folder}, and 6.3 MB are free on {small_disk} (tmpfs)")
-    assert raised.value.remedy.startswith("free 1.1 MB there")
+    assert raised.value.message == (f"7.4MB are needed in {cache.folder}, and 6.3MB are free on {small_disk} (tmpfs)")
+    assert raised.value.remedy.startswith("free 1.1MB there")
 
 
 async def test_what_one_fetch_was_promised_another_one_does_not_get(small_disk):
@@ -586,7 +586,7 @@ def test_a_disk_that_fills_up_in_the_middle_keeps_what_came(small_disk):
     os.truncate(path, PIECE)
     os.truncate(path, 3 * PIECE)
     (small_disk / "fill").write_bytes(bytes(int(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize)))
-    with pytest.raises(NoRoom, match=r"No space left on device; 0 bytes are free on .*small \(tmpfs\)") as raised:
+    with pytest.raises(NoRoom, match=r"No space left on device; 0B are free on .*small \(tmpfs\)") as raised:
         partial.write(0, 1, content["x"][PIECE : 2 * PIECE], None)
     assert "what has come is kept" in raised.value.remedy
     assert partial.have == {(0, 0)}

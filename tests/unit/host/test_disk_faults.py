@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from llmgw.host.disk_faults import NoRoom, explain, explain_lock, read_free, show_size
+from llmgw.host.disk_faults import NoRoom, explain, explain_lock, read_free
 from llmgw.host.weights_errors import Kind
 
 
@@ -50,18 +50,3 @@ def test_a_filesystem_without_locks_is_told():
 def test_nobody_knows_what_is_free_nowhere(tmp_path):
     assert read_free(tmp_path) > 0
     assert read_free(tmp_path / "none") is None
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [
-        (0, "0 bytes"),
-        (999, "999 bytes"),
-        (1500, "1.5 kB"),
-        (43_100_000_000, "43.1 GB"),
-        (2e12, "2.0 TB"),
-        (None, "unknown"),
-    ],
-)
-def test_sizes_are_of_ten_to_the_ninth(size, text):
-    assert show_size(size) == text

@@ -9,10 +9,10 @@ LISTING = Listing(source="hf:o/r/f", commit="c1", files=(FileListed(name="f", si
 class Watch:
     """A clock and an ear."""
 
-    def __init__(self, pull: int | None = None, paced: float | None = None) -> None:
+    def __init__(self, paced: float | None = None) -> None:
         self.now = 100.0
         self.told: list[Fetch] = []
-        self.meter = ProgressMeter("hf:o/r/f", pull, self.told.append, lambda: self.now, paced=paced)
+        self.meter = ProgressMeter("hf:o/r/f", self.told.append, lambda: self.now, paced=paced)
 
     @property
     def last(self) -> Fetch:
@@ -32,7 +32,7 @@ def fetching(paced: float | None = None) -> Watch:
 
 
 def test_it_is_told_at_once_that_it_begins_and_for_whom() -> None:
-    assert Watch(pull=7).told == [Fetch(source="hf:o/r/f", phase=Phase.RESOLVING, pull=7)]
+    assert Watch().told == [Fetch(source="hf:o/r/f", phase=Phase.RESOLVING)]
 
 
 def test_it_is_told_once_a_second_and_at_each_phase() -> None:

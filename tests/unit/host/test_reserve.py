@@ -57,7 +57,7 @@ def test_what_the_disk_took_beforehand_is_not_counted_twice(claim):
 
 def test_more_than_is_free_is_refused_before_anything_is_taken(file, tmp_path):
     taken = []
-    with pytest.raises(NoRoom, match=r"^1000000\.0 TB are needed in /.* are free on /[^,]*$"):
+    with pytest.raises(NoRoom, match=r"^1000PB are needed in /.* are free on /[^,]*$"):
         Reservations().claim(file, tmp_path, 10**18, lambda: taken.append(1) or 0)
     assert taken == []
 
