@@ -90,8 +90,9 @@ def site(tmp_path: Path, origin: FakeOrigin) -> Iterator[Site]:
 
 @pytest.mark.parametrize("count", [4, 8])
 def test_several_nodes_cost_one_download(site: Site, count: int) -> None:
-    path = site.put(24 * MIB)
-    site.origin.fault(KEY, bytes_per_s=MIB // 2)
+    # (a few pieces may come twice on a machine where a node stands still for a while, of however many)
+    path = site.put(64 * MIB)
+    site.origin.fault(KEY, bytes_per_s=MIB)
     site.join(*(f"n{number}" for number in range(count)))
     site.add(count=count)
     seen: dict[str, int] = {}

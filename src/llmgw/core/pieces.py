@@ -272,9 +272,8 @@ class Pieces:
             self._gaps.append(gap)
             self._asking_since = now
             if gap > PATIENCE_SECONDS / 2:
-                # The origin was silent, and so was everybody who asks it: their time begins now.
-                for peer in self._peers.values():
-                    peer.brought_at = max(peer.brought_at, now)
+                # The origin was silent, and so was everybody who asks it.
+                self.excuse_all(now)
 
     def compare(self, file: int, piece: int, digest: str) -> tuple[NodeId, ...]:
         """Which members have said that this missing piece is another one than the origin sent."""
@@ -326,6 +325,11 @@ class Pieces:
             peer.refused_since = None
             # What is running ends by itself, and is given back then.
             self._forget(peer)
+
+    def excuse_all(self, now: float) -> None:
+        """That nobody has brought anything was not theirs to mend: their time begins now."""
+        for peer in self._peers.values():
+            peer.brought_at = max(peer.brought_at, now)
 
     def suspend_silent(self, now: float) -> tuple[NodeId, ...]:
         """Those lose their share that bring nothing: not sooner than pieces come from the origin here, for where it is

@@ -36,6 +36,8 @@ SOON_SECONDS = 0.05
 # So long at most it is waited, before the origin is asked for anything, to hear who else fetches the same, and what
 # they have.
 LISTEN_SECONDS = 2.0
+# Who had no turn for so long was stopped itself: the others were not silent, and may have fetched its share.
+STOPPED_SECONDS = 2.0
 # How long a member may hold back its answer until it has news, and what lies between two of its answers at least.
 NEWS_SECONDS = 5
 NEWS_PAUSE_SECONDS = 0.2
@@ -96,9 +98,11 @@ class Taking:
         # Whether the origin has sent anything from the middle of a file: many that get all of it would be a waste.
         self._knows_ranges = False
         self._retries = Retries()
-        # Until when it is waited to hear what others have, and who has been heard.
-        self._listens_until = -float("inf")
+        # Since and until when it is waited to hear what others have, and who has been heard.
+        self._listens_since = self._listens_until = -float("inf")
         self._heard: set[NodeId] = set()
+        # When we had a turn last.
+        self._turned_at = float("inf")
         self._failure: FetchFailed | None = None
         self._bell = trio.Event()
         self._writers = trio.CapacityLimiter(WRITERS)
@@ -117,10 +121,10 @@ class Taking:
         FetchFailed."""
         self._watched.clear()
         self._meter.wait_for(self._name_wait)
-        if self._peers.can_ask:
-            self._listens_until = trio.current_time() + LISTEN_SECONDS
+        self._turned_at = trio.current_time()
+        self._listen(self._turned_at)
         while self._pieces.left:
-            now = trio.current_time()
+            now = self._turn()
             self._follow_swarm(nursery, now)
             for node in self._pieces.suspend_silent(now):
                 log.info("%s brings nothing of %s: others fetch its share", node, self._source.name)
@@ -136,6 +140,21 @@ class Taking:
                 await self._bell.wait()
             if self._failure is not None:
                 raise self._failure
+
+    def _turn(self) -> float:
+        """What time it is; what has gone on without us is heard first where we were stopped."""
+        now = trio.current_time()
+        if now - self._turned_at > STOPPED_SECONDS:
+            self._pieces.excuse_all(now)
+            self._listen(now)
+        self._turned_at = now
+        return now
+
+    def _listen(self, now: float) -> None:
+        """Before anything more is asked of the origin."""
+        if self._peers.can_ask:
+            self._heard.clear()
+            self._listens_since, self._listens_until = now, now + LISTEN_SECONDS
 
     def _ring(self) -> None:
         self._bell.set()
@@ -217,7 +236,8 @@ class Taking:
                 self._ring()
                 await trio.lowlevel.checkpoint()
             told = new
-            self._heard.add(member.node)
+            if asked_at >= self._listens_since:
+                self._heard.add(member.node)
             self._ring()
             if len(new.news) < NEWS_AT_ONCE:
                 # A word for every single piece would cost more than the piece's way.
@@ -336,7 +356,9 @@ class Taking:
                         if ordered and not self._pieces.goes_on(file, piece):
                             return
                         underway = stop - piece * length <= UNDERWAY_BYTES
-                        wanted = self._pieces.begin(run, piece, trio.current_time(), underway=underway)
+                        now = self._turn()
+                        may_ask = underway or ordered or now >= self._listens_until
+                        wanted = may_ask and self._pieces.begin(run, piece, now, underway=underway)
                         if not wanted and not ordered:
                             return
                         size = self._measure(file, piece)

@@ -515,6 +515,14 @@ def test_where_the_origin_stalls_nobody_is_called_silent() -> None:
     assert pieces.suspend_silent(1001.0 + PATIENCE_SECONDS) == (A,)
 
 
+def test_who_was_stopped_itself_calls_nobody_silent() -> None:
+    pieces = make(100, member("a"))
+    read(pieces, 0.0)
+    pieces.excuse_all(1000.0)
+    assert pieces.suspend_silent(1000.0 + PATIENCE_SECONDS) == ()
+    assert pieces.suspend_silent(1000.1 + PATIENCE_SECONDS) == (A,)
+
+
 def test_where_pieces_come_slowly_members_have_as_much_time() -> None:
     pieces = make(100, member("a"))
     run = pieces.next_run(0.0)

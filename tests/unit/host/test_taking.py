@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import random
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 import trio
+from blake3 import blake3
 from fake_origin import FakeOrigin
 from fetchers import MIB, Cluster, Node, check_told, make_weights, open_cluster, read_kept
+from trio.testing import MockClock
 
-from llmgw.core.weights import Manifest, Member, Phase, Swarm
+from llmgw.core.node import NodeId
+from llmgw.core.pieces import Take
+from llmgw.core.weights import FileListed, Listing, Manifest, Member, Phase, Source, Swarm, parse_source
 from llmgw.host import taking
+from llmgw.host.cache import Cache
+from llmgw.host.origin import Origin
+from llmgw.host.peers import Peers, Told
+from llmgw.host.progress_meter import ProgressMeter
+from llmgw.host.taking import make_pieces
+from llmgw.reactor.rate import Rate
 
 TEXT = "hf:org/repo/x.bin"
 FILE = "org/repo/x.bin"
@@ -261,3 +274,95 @@ async def test_who_joins_a_moment_later_costs_the_origin_nothing_more(tmp_path: 
                 manifest = await cluster.fetch(second, TEXT)
             check([first, second], manifest, content)
             assert origin.sent[FILE] <= 1.1 * size
+
+
+class Remote:
+    """Another member, and the origin, as far as a fetch sees them: what is asked of the origin comes when ``lines`` is
+    opened, and what the member has is told at the next question."""
+
+    node = NodeId("me")
+    can_ask = True
+
+    def __init__(self, content: bytes) -> None:
+        self.content = content
+        self.asked: list[tuple[int, int]] = []
+        self.questions = 0
+        self.lines = trio.Event()
+        self.news = trio.Event()
+
+    @asynccontextmanager
+    async def read(
+        self, source: Source, listing: Listing, file: int, first: int, stop: int
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        self.asked.append((first // MIB, stop // MIB))
+
+        async def read() -> AsyncGenerator[bytes, None]:
+            await self.lines.wait()
+            for at in range(first, stop, MIB):
+                yield self.content[at : at + MIB]
+
+        async with aclosing(read()) as chunks:
+            yield chunks
+
+    async def hear(self, member: Member, key: str, commit: str, *, since: Told | None, wait_seconds: int) -> Told:
+        self.questions += 1
+        files = (FileListed(name="x.bin", size_bytes=len(self.content)),)
+        if since is None:
+            return Told(files=files)
+        await self.news.wait()
+        self.news = trio.Event()
+        if self.questions == 2:
+            # (it was on its way before)
+            return Told(files=files, next=1)
+        pieces = range(len(self.content) // MIB)
+        told = tuple((0, piece, blake3(self.content[piece * MIB : (piece + 1) * MIB]).hexdigest()) for piece in pieces)
+        return Told(files=files, news=told, next=9, whole=True)
+
+    async def take(
+        self, take: Take, key: str, commit: str, into: bytearray, come: Callable[[int], Awaitable[None]]
+    ) -> None:
+        into[:] = self.content[take.piece * MIB : (take.piece + 1) * MIB]
+        await come(len(into))
+
+
+async def test_who_was_stopped_itself_hears_first_what_has_come_to_the_others(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    mock_clock.rate = 1.0
+    remote = Remote(random.Random(1).randbytes(32 * MIB))
+    listing = Listing(source=TEXT, commit="c" * 40, files=(FileListed(name="x.bin", size_bytes=len(remote.content)),))
+    cache = Cache(tmp_path)
+    members = tuple(Member(node=NodeId(name), seed=f"{name}:1") for name in ("me", "other"))
+    async with cache.hold(TEXT, lambda _: None):
+        partial = cache.open_partial(listing)
+        fetched = taking.Taking(
+            parse_source(TEXT),
+            partial,
+            origin=cast("Origin", remote),
+            peers=cast("Peers", remote),
+            swarm=lambda: Swarm(source=TEXT, commit=listing.commit, members=members),
+            meter=ProgressMeter(TEXT, lambda _: None, trio.current_time),
+            rate=Rate(None),
+            by_member=False,
+            pieces=make_pieces(NodeId("me"), partial),
+        )
+        with trio.fail_after(100):
+            async with trio.open_nursery() as nursery:
+                ended = trio.Event()
+
+                async def run() -> None:
+                    await fetched.run(nursery)
+                    ended.set()
+
+                nursery.start_soon(run)
+                await until(lambda: len(remote.asked) == 2 and remote.questions == 2)
+                before = list(remote.asked)
+                mock_clock.jump(30)
+                remote.lines.set()
+                remote.news.set()
+                await until(lambda: remote.questions == 3)
+                remote.news.set()
+                await ended.wait()
+                assert remote.asked == before
+                nursery.cancel_scope.cancel()
+        partial.close()
