@@ -39,8 +39,8 @@ NURSERIES = {
     "agent/shards.py",
     "standalone/tree.py",
     "reactor/loop.py",
-    "host/fetch.py",
-    "host/seed.py",
+    "host/weights/fetch.py",
+    "host/weights/seed.py",
     "pool/peers.py",
 }
 NURSERY_FOLDERS = ("link/",)

@@ -25,11 +25,11 @@ from blake3 import blake3
 
 from llmgw.core.node import NodeId
 from llmgw.core.weights import Fetch, Phase, count_pieces, parse_source, piece_bytes_of
-from llmgw.host.cache import Cache
-from llmgw.host.extents import begin_writing, take_room
-from llmgw.host.fetch import fetch
-from llmgw.host.origin import Origin, open_origin, read_origin_settings
-from llmgw.host.peers import open_peers
+from llmgw.host.weights.disk.cache import Cache
+from llmgw.host.weights.disk.extents import begin_writing, take_room
+from llmgw.host.weights.fetch import fetch
+from llmgw.host.weights.peers import open_peers
+from llmgw.host.weights.sources.origin import Origin, open_origin, read_origin_settings
 from llmgw.reactor.rate import Rate
 
 TICK_SECONDS = 0.01

@@ -24,7 +24,7 @@ import trio
 from llmgw.core.node import NodeId
 from llmgw.core.weights import Cached, Fetch, FileKept, Manifest, Phase, Source, Swarm, key_of
 from llmgw.errors import LlmgwError
-from llmgw.host.weights_errors import FetchFailed, Kind
+from llmgw.host.weights.errors import FetchFailed, Kind
 
 STEP_SECONDS = 1.0
 PATIENCE_SECONDS = 60.0

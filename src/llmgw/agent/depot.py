@@ -16,17 +16,17 @@ from llmgw.agent.troubles import Troubles
 from llmgw.agent.watch import Watch
 from llmgw.core.node import NodeId
 from llmgw.core.weights import RELAY, Cached, Fetch, Manifest, Source, Swarm, key_of
-from llmgw.host.cache import Cache
-from llmgw.host.clearing import Use
 from llmgw.host.disks import is_shared
-from llmgw.host.fetch import fetch
-from llmgw.host.giver import Giver
-from llmgw.host.model_dirs import MOST_FOUND, find_models
-from llmgw.host.origin import Origin, open_origin, read_origin_settings
-from llmgw.host.partial import Partial
-from llmgw.host.peers import Peers, open_peers
-from llmgw.host.seed import serve_seed
-from llmgw.host.shelf import KeptShelf, PartialShelf, Shelf
+from llmgw.host.weights.disk.cache import Cache
+from llmgw.host.weights.disk.clearing import Use
+from llmgw.host.weights.disk.partial import Partial
+from llmgw.host.weights.fetch import fetch
+from llmgw.host.weights.giver import Giver
+from llmgw.host.weights.model_dirs import MOST_FOUND, find_models
+from llmgw.host.weights.peers import Peers, open_peers
+from llmgw.host.weights.seed import serve_seed
+from llmgw.host.weights.shelf import KeptShelf, PartialShelf, Shelf
+from llmgw.host.weights.sources.origin import Origin, open_origin, read_origin_settings
 from llmgw.reactor.credentials import Credentials, TlsFiles, load_files
 from llmgw.reactor.rate import Rate
 

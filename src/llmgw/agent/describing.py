@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmgw.core.weights import Fetch, Phase, parse_source
-from llmgw.host.weights_errors import show_url
+from llmgw.host.weights.errors import show_url
 from llmgw.units import format_decimal, format_duration
 
 

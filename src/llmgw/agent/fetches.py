@@ -12,7 +12,7 @@ from llmgw.agent.describing import describe_fetch
 from llmgw.agent.hands import Depot
 from llmgw.core.weights import Fetch, Manifest, Phase, Pull, Source, Swarm
 from llmgw.errors import EngineFailed
-from llmgw.host.weights_errors import show_url
+from llmgw.host.weights.errors import show_url
 from llmgw.units import format_decimal, format_duration
 
 log = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 from llmgw.config.agent import Discovery, FabricConfig, NodeTls, ServerAddress
 from llmgw.config.server import Listen
 from llmgw.core.node import NodeId
-from llmgw.host.asker import AGENT, Asker
+from llmgw.host.weights.sources.asker import AGENT, Asker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,7 +22,7 @@ from llmgw.engines.types import Cause, CauseKind, Health, HealthState, Launch
 from llmgw.errors import EngineFailed
 from llmgw.host.http import REFUSED, Reply
 from llmgw.host.process import advise_exit, describe_exit, split_exit
-from llmgw.host.weights_errors import FetchFailed, Kind
+from llmgw.host.weights.errors import FetchFailed, Kind
 
 log = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from llmgw.core.headers import HEAD_BYTES, check_header
 from llmgw.core.model import Model
-from llmgw.core.weights import Origin, Source, parse_source
+from llmgw.core.weights import Form, Source, parse_source
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import SourceKind
 from llmgw.errors import EngineFailed
-from llmgw.host.weights_errors import show_url
+from llmgw.host.weights.errors import show_url
 
 
 class SourceMissing(EngineFailed):
@@ -37,17 +37,17 @@ def check_source(text: str, engine: Engine, *, what: str = "source") -> None:
     """Raise EngineFailed when the engine can't be pointed at this source, with what to do about it."""
     takes, title, source = engine.info.sources, engine.info.title, parse_source(text)
     named = f"{what} {show_url(text)}"
-    match source.origin:
-        case Origin.PATH:
+    match source.form:
+        case Form.PATH:
             _check_path(text, takes, title, what)
-        case Origin.UNKNOWN:
+        case Form.UNKNOWN:
             raise EngineFailed(f"{named}: {source.why}")
-        case Origin.REPOSITORY if SourceKind.REPOSITORY not in takes:
+        case Form.REPOSITORY if SourceKind.REPOSITORY not in takes:
             raise EngineFailed(
                 f"{named} is a repository, and {title} takes a file",
                 remedy=f"write hf:{source.repo}/FILE for one that llmgw fetches, or the path of the model's file",
             )
-        case Origin.HUB | Origin.URL if SourceKind.FILE not in takes and not source.is_pattern:
+        case Form.HUB | Form.URL if SourceKind.FILE not in takes and not source.is_pattern:
             raise EngineFailed(
                 f"{named} is a file, and {title} takes a repository or a folder of one",
                 remedy=f"write {source.repo} for the engine to fetch, or hf:{source.repo}/* for llmgw to"

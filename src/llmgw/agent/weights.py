@@ -31,7 +31,7 @@ from llmgw.core.weights import (
 )
 from llmgw.engines.registry import Engine
 from llmgw.errors import EngineFailed, LlmgwError
-from llmgw.host.weights_errors import show_url
+from llmgw.host.weights.errors import show_url
 from llmgw.units import format_decimal
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from llmgw.config.definition import Definition, load_definitions, wrong_name
 from llmgw.config.node import NodeConfig
 from llmgw.config.paths import check_text, expand_home
 from llmgw.core.model import Model, ModelName, Profile, Scaling
-from llmgw.core.weights import HUB_PREFIX, Origin, Source, parse_source
+from llmgw.core.weights import HUB_PREFIX, Form, Source, parse_source
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import SourceKind
 from llmgw.errors import ConfigError, Problem, UsageError
@@ -39,7 +39,7 @@ def read_given(given: str, options: FileOptions, engines: Mapping[str, Engine]) 
     source = parse_source(given)
     if source.is_fetched:
         return (describe_fetched(source, options, engines),)
-    if source.origin is Origin.UNKNOWN and given.startswith((HUB_PREFIX, "http://", "https://")):
+    if source.form is Form.UNKNOWN and given.startswith((HUB_PREFIX, "http://", "https://")):
         # As it is told there: an address may hold a password.
         raise UsageError(f"{source.text}: {source.why}")
     path = existing_file(given, engines)
@@ -74,7 +74,7 @@ def existing_file(given: str, engines: Mapping[str, Engine], *, definitions: boo
 def _way_to_fetch(given: str) -> str:
     """What to write for weights that are not here, where it looks as if that was meant."""
     source = parse_source(given)
-    if source.origin is Origin.REPOSITORY:
+    if source.form is Form.REPOSITORY:
         one = f"llmgw serve {HUB_PREFIX}{given}/FILE fetches one of its files"
         return f"; if it is a repository, {one}, and a definition names all of it (docs/configuration.md)"
     remote = source.is_fetched or "://" in given or given.startswith(HUB_PREFIX)

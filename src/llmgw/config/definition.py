@@ -13,7 +13,7 @@ from llmgw.config.document import Findings, Section, parse_document, read_docume
 from llmgw.config.paths import check_text, expand_home
 from llmgw.config.profiles import learn_places, read_profiles
 from llmgw.core.model import Lora, Model, ModelName, Prices, Profile, Scaling, Task
-from llmgw.core.weights import Origin, parse_source
+from llmgw.core.weights import Form, parse_source
 from llmgw.errors import Problem
 
 OVER_LIMIT = ("clamp", "refuse")
@@ -218,7 +218,7 @@ def _source(section: Section, key: str, folder: Path | None) -> str:
         source = expand_home(source) if source.startswith("~/") else os.path.normpath(folder.absolute() / source)
         check_text(source, key)
     parsed = parse_source(source)
-    if parsed.origin is Origin.UNKNOWN and source and not source.startswith("-"):
+    if parsed.form is Form.UNKNOWN and source and not source.startswith("-"):
         # The text as it is told there: an address may hold a password.
         section.wrong(key, f"{parsed.text!r}: {parsed.why}")
     return source

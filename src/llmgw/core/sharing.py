@@ -16,7 +16,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from llmgw.core.node import Node, NodeId
-from llmgw.core.weights import RELAY, Cached, Member, NodeWeights, Origin, Phase, Swarm, find_wanted, parse_source
+from llmgw.core.weights import RELAY, Cached, Form, Member, NodeWeights, Phase, Swarm, find_wanted, parse_source
 
 # Nodes of one fabric that fetch the same and are told of each other: each such group asks the origin for one copy.
 MOST_FETCHING = 64
@@ -235,7 +235,7 @@ class Sharing:
         """What a node takes that has none yet: the newest that a node has, so that all run the same; else what others
         fetch."""
         # What an address gives away is gone there once it is another: then only a node can give it.
-        given = parse_source(source).origin is not Origin.URL
+        given = parse_source(source).form is not Form.URL
         whole = [
             (fetched_at, commit)
             for node, part in here.items()

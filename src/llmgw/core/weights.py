@@ -44,7 +44,7 @@ _MOST_PORT = 65535
 _PART = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suffix>\.[A-Za-z0-9]+)")
 
 
-class Origin(StrEnum):
+class Form(StrEnum):
     """What a source is."""
 
     PATH = "path"
@@ -61,7 +61,7 @@ class Source:
     REPOSITORY: the engine itself fetches ``repo``. UNKNOWN: ``why`` it is none of these, and what to write."""
 
     text: str
-    origin: Origin
+    form: Form
     repo: str = ""
     file: str = ""
     revision: str | None = None
@@ -69,11 +69,11 @@ class Source:
 
     @property
     def is_fetched(self) -> bool:
-        return self.origin in (Origin.HUB, Origin.URL)
+        return self.form in (Form.HUB, Form.URL)
 
     @property
     def is_pattern(self) -> bool:
-        return self.origin is Origin.HUB and any(sign in self.file for sign in "*?[")
+        return self.form is Form.HUB and any(sign in self.file for sign in "*?[")
 
     @property
     def is_pinned(self) -> bool:
@@ -84,15 +84,15 @@ class Source:
     def name(self) -> str:
         """The last part of it, for a person who knows which one is meant."""
         # (in a pattern of the hub's a ? stands for any sign)
-        place = _split_url(self.text)[1] if self.origin is Origin.URL else self.text
+        place = _split_url(self.text)[1] if self.form is Form.URL else self.text
         last = place.rstrip("/").rpartition("/")[2]
-        return last.rpartition("@")[0] or last if self.origin is Origin.HUB else last
+        return last.rpartition("@")[0] or last if self.form is Form.HUB else last
 
 
 def parse_source(text: str) -> Source:
     """What a source means. Total: what means nothing is UNKNOWN, and says why."""
     if text.startswith("/"):
-        return Source(text=text, origin=Origin.PATH)
+        return Source(text=text, form=Form.PATH)
     if text.startswith(HUB_PREFIX):
         return _parse_hub(text)
     if text.startswith(("https://", "http://")):
@@ -102,7 +102,7 @@ def parse_source(text: str) -> Source:
     if scheme := _SCHEME.match(text):
         return _unknown(text, f"{scheme[0]} is no scheme that is fetched: write hf:org/repo/file, https://… or a path")
     if _REPOSITORY.fullmatch(text):
-        return Source(text=text, origin=Origin.REPOSITORY, repo=text)
+        return Source(text=text, form=Form.REPOSITORY, repo=text)
     return _unknown(text, "a source is a whole path (/…), hf:org/repo/file, https://…, or a repository org/repo")
 
 
@@ -122,7 +122,7 @@ def _parse_hub(text: str) -> Source:
         return _unknown(text, f"{file} is no file of a repository: no part of it may be empty, . or ..")
     if at and not _REVISION.fullmatch(revision):
         return _unknown(text, f"{revision!r} is no revision: write a branch, a tag or a commit behind the @")
-    return Source(text=text, origin=Origin.HUB, repo=repo, file=file, revision=revision or None)
+    return Source(text=text, form=Form.HUB, repo=repo, file=file, revision=revision or None)
 
 
 def _parse_url(text: str) -> Source:
@@ -137,7 +137,7 @@ def _parse_url(text: str) -> Source:
         return _unknown(text, "is no address of a file: write https://host/path/file")
     if why := _tell_wrong_host(host):
         return _unknown(text, why)
-    return Source(text=text, origin=Origin.URL)
+    return Source(text=text, form=Form.URL)
 
 
 def _split_url(text: str) -> tuple[str, str]:
@@ -183,7 +183,7 @@ def _tell_unseen(text: str) -> str | None:
 
 def _unknown(text: str, why: str) -> Source:
     # What can't be seen would stand in a line of a log or on a terminal, and act there.
-    return Source(text=printable(text), origin=Origin.UNKNOWN, why=why)
+    return Source(text=printable(text), form=Form.UNKNOWN, why=why)
 
 
 def list_sources(model: Model) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from llmgw.core.model import Model
-from llmgw.core.weights import Origin, Source, parse_source
+from llmgw.core.weights import Form, Source, parse_source
 from llmgw.engines.types import EngineInfo, SourceKind
 from llmgw.errors import Problem
 
@@ -45,7 +45,7 @@ def _is_taken(info: EngineInfo, source: Source) -> bool:
 
 def _show(source: Source) -> str:
     # What stands behind the ? of an address may be a key to it.
-    return source.text.partition("?")[0] if source.origin is Origin.URL else source.text
+    return source.text.partition("?")[0] if source.form is Form.URL else source.text
 
 
 def _say_why(info: EngineInfo, source: Source) -> str:

@@ -14,7 +14,7 @@ from llmgw.core.node import NodeId
 from llmgw.core.sharing import ACTIVE
 from llmgw.core.weights import Fetch, NodeWeights, Phase
 from llmgw.counters import Counters
-from llmgw.host.weights_errors import show_url
+from llmgw.host.weights.errors import show_url
 from llmgw.units import format_decimal, format_duration
 
 log = logging.getLogger(__name__)

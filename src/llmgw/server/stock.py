@@ -21,7 +21,7 @@ from llmgw.core.node import NodeId
 from llmgw.core.picture import FleetStatistics
 from llmgw.core.sharing import ACTIVE, count_once, find_copies, find_free
 from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase, list_sources, parse_source
-from llmgw.host.weights_errors import show_url
+from llmgw.host.weights.errors import show_url
 from llmgw.server.fetches import STALL_SECONDS, tell_cause
 
 # What somebody waits for, or has to do something about. One that is READY is among what is stored.

@@ -13,8 +13,8 @@ from llmgw.core.node import NodeId
 from llmgw.core.placement import explain
 from llmgw.core.rejection import Reason
 from llmgw.core.sharing import ACTIVE
-from llmgw.core.weights import Cached, Collected, Fetch, Origin, Phase, Source, list_sources, parse_source
-from llmgw.host.weights_errors import show_url
+from llmgw.core.weights import Cached, Collected, Fetch, Form, Phase, Source, list_sources, parse_source
+from llmgw.host.weights.errors import show_url
 from llmgw.server.pulls import Asked
 from llmgw.server.scheduler import Scheduler
 from llmgw.server.stock import Stock, show_fetch
@@ -172,18 +172,18 @@ def _check_length(text: str) -> None:
 
 
 def _check_fetched(source: Source) -> None:
-    match source.origin:
-        case Origin.PATH:
+    match source.form:
+        case Form.PATH:
             shown = show_url(source.text)
             why = f"{shown} is a path: llmgw checks it and never copies it; put the file on the nodes yourself"
-        case Origin.REPOSITORY:
+        case Form.REPOSITORY:
             why = (
                 f"{source.text} is a repository, which the engine itself fetches when it is launched: name files of "
                 f"it, as hf:{source.repo}/FILE or 'hf:{source.repo}/*'"
             )
-        case Origin.UNKNOWN:
+        case Form.UNKNOWN:
             why = f"{show_url(source.text)}: {source.why}"
-        case Origin.HUB | Origin.URL:
+        case Form.HUB | Form.URL:
             return
     raise Refused(why, status=400, code="invalid_source")
 

@@ -31,10 +31,10 @@ from llmgw.core.weights import WeightsOrder
 from llmgw.door.listener import bind
 from llmgw.engines.registry import find_engines
 from llmgw.errors import EngineFailed, LlmgwError, only_ours
-from llmgw.host.asker import Asker
 from llmgw.host.limits import raise_file_limit
 from llmgw.host.output import write_err, write_out
 from llmgw.host.signals import stop_signals
+from llmgw.host.weights.sources.asker import Asker
 from llmgw.server.scheduler import Scheduler
 from llmgw.server.tree import ServerHalf, serve_server
 from llmgw.standalone.ask import ask as ask_model

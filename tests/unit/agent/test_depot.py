@@ -20,7 +20,7 @@ from llmgw.config.server import Listen
 from llmgw.core.node import NodeId
 from llmgw.core.weights import RELAY, Member, Phase, Swarm, key_of, parse_source
 from llmgw.errors import ConfigError, LlmgwError, UsageError
-from llmgw.host.weights_errors import FetchFailed, Kind
+from llmgw.host.weights.errors import FetchFailed, Kind
 from llmgw.pki.authority import certificate_pem, issue_node, key_pem, make_authority
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "fakes" / "origin"))

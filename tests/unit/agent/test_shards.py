@@ -28,7 +28,7 @@ from llmgw.host.http import get
 from llmgw.host.ports import Ports
 from llmgw.host.process import read_stat
 from llmgw.host.usage import Usage
-from llmgw.host.weights_errors import FetchFailed, Kind
+from llmgw.host.weights.errors import FetchFailed, Kind
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from llmgw.agent.weights import Weights
 from llmgw.core.node import NodeId
 from llmgw.core.weights import Collect, Fetch, Member, Phase, Pull, Swarm, WeightsOrder, key_of
 from llmgw.errors import EngineFailed, LlmgwError
-from llmgw.host.weights_errors import FetchFailed, Kind
+from llmgw.host.weights.errors import FetchFailed, Kind
 
 SOURCE = "hf:org/repo/m.fake"
 OTHER = "https://host/o.fake?token=sekret"

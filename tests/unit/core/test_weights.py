@@ -16,10 +16,10 @@ from llmgw.core.weights import (
     Cached,
     FileKept,
     FileListed,
+    Form,
     Listing,
     Manifest,
     NodeWeights,
-    Origin,
     count_pieces,
     find_wanted,
     key_of,
@@ -35,24 +35,24 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 @pytest.mark.parametrize(
-    ("text", "origin", "fetched", "name"),
+    ("text", "form", "fetched", "name"),
     [
-        ("/models/x.gguf", Origin.PATH, False, "x.gguf"),
-        ("hf:org/repo/x.gguf", Origin.HUB, True, "x.gguf"),
-        ("hf:org/repo/sub/x.gguf@main", Origin.HUB, True, "x.gguf"),
-        ("https://models.internal/a/x.gguf?sig=1", Origin.URL, True, "x.gguf"),
-        ("http://10.0.0.1:8000/x.gguf", Origin.URL, True, "x.gguf"),
-        ("http://10.0.0.1/x.gguf#y?z", Origin.URL, True, "x.gguf"),
-        ("https://[2001:db8::1]/x.gguf", Origin.URL, True, "x.gguf"),
-        ("https://[::1]:65535/x.gguf", Origin.URL, True, "x.gguf"),
-        ("https://models_1.b\u00fccher.example./x.gguf", Origin.URL, True, "x.gguf"),
-        ("hf:org/repo/x-?.gguf", Origin.HUB, True, "x-?.gguf"),
-        ("Qwen/Qwen2.5-7B-Instruct", Origin.REPOSITORY, False, "Qwen2.5-7B-Instruct"),
+        ("/models/x.gguf", Form.PATH, False, "x.gguf"),
+        ("hf:org/repo/x.gguf", Form.HUB, True, "x.gguf"),
+        ("hf:org/repo/sub/x.gguf@main", Form.HUB, True, "x.gguf"),
+        ("https://models.internal/a/x.gguf?sig=1", Form.URL, True, "x.gguf"),
+        ("http://10.0.0.1:8000/x.gguf", Form.URL, True, "x.gguf"),
+        ("http://10.0.0.1/x.gguf#y?z", Form.URL, True, "x.gguf"),
+        ("https://[2001:db8::1]/x.gguf", Form.URL, True, "x.gguf"),
+        ("https://[::1]:65535/x.gguf", Form.URL, True, "x.gguf"),
+        ("https://models_1.b\u00fccher.example./x.gguf", Form.URL, True, "x.gguf"),
+        ("hf:org/repo/x-?.gguf", Form.HUB, True, "x-?.gguf"),
+        ("Qwen/Qwen2.5-7B-Instruct", Form.REPOSITORY, False, "Qwen2.5-7B-Instruct"),
     ],
 )
-def test_a_source_means_one_thing(text: str, origin: Origin, fetched: bool, name: str) -> None:
+def test_a_source_means_one_thing(text: str, form: Form, fetched: bool, name: str) -> None:
     source = parse_source(text)
-    assert (source.text, source.origin, source.is_fetched, source.name, source.why) == (text, origin, fetched, name, "")
+    assert (source.text, source.form, source.is_fetched, source.name, source.why) == (text, form, fetched, name, "")
 
 
 def test_a_source_of_the_hub_is_taken_apart() -> None:
@@ -108,7 +108,7 @@ def test_a_source_of_the_hub_is_taken_apart() -> None:
 )
 def test_what_is_no_source_says_why(text: str, why: str) -> None:
     source = parse_source(text)
-    assert source.origin is Origin.UNKNOWN
+    assert source.form is Form.UNKNOWN
     assert not source.is_fetched
     assert why in source.why
     assert (source.text + source.why).isprintable()
@@ -116,7 +116,7 @@ def test_what_is_no_source_says_why(text: str, why: str) -> None:
 
 def test_a_password_in_an_address_is_neither_taken_nor_shown() -> None:
     source = parse_source("https://me:s3cret@host/x.gguf")
-    assert source.origin is Origin.UNKNOWN
+    assert source.form is Form.UNKNOWN
     assert "s3cret" not in repr(source)
     assert "s3cret" not in repr(parse_source("https://me:s3cret\n@host/x.gguf"))
 
@@ -124,7 +124,7 @@ def test_a_password_in_an_address_is_neither_taken_nor_shown() -> None:
 @given(st.text())
 def test_any_text_is_some_source(text: str) -> None:
     source = parse_source(text)
-    assert (source.origin is Origin.UNKNOWN) == bool(source.why)
+    assert (source.form is Form.UNKNOWN) == bool(source.why)
 
 
 def test_a_models_sources_are_named_once() -> None:

@@ -15,9 +15,6 @@ import trio
 from llmgw.engines.types import Command
 from llmgw.host.process import Process, find_marked, start_process
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "fakes" / "origin"))
-sys.path.insert(0, str(Path(__file__).parent))
-
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Process]]:

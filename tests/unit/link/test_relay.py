@@ -21,7 +21,7 @@ from llmgw.config.agent import ServerAddress
 from llmgw.core.node import NodeId
 from llmgw.core.weights import RELAY_FROM, FileListed, count_pieces, piece_bytes_of
 from llmgw.counters import Counters
-from llmgw.host.giver import Giver
+from llmgw.host.weights.giver import Giver
 from llmgw.link.agentlink import Pace
 from llmgw.link.dial import Way, dial_give
 from llmgw.link.gives import MAX_BODY_BYTES

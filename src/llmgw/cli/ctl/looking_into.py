@@ -18,17 +18,17 @@ from llmgw.core.headers import HEAD_BYTES, check_header
 from llmgw.core.sizing import Format, Found, Number
 from llmgw.core.weights import (
     FileListed,
+    Form,
     Listing,
-    Origin,
     Source,
     list_parts,
     parse_source,
     tell_too_many_parts,
 )
 from llmgw.errors import LlmgwError, UsageError
-from llmgw.host import origin as web
-from llmgw.host.asker import Asker
-from llmgw.host.weights_errors import Broken, FetchFailed, Kind, NoRanges, show_url
+from llmgw.host.weights.errors import Broken, FetchFailed, Kind, NoRanges, show_url
+from llmgw.host.weights.sources import origin as web
+from llmgw.host.weights.sources.asker import Asker
 from llmgw.units import printable
 
 FIRST_BYTES = 1024 * 1024
@@ -93,7 +93,7 @@ class Disk:
 
 
 class Remote(Protocol):
-    """The part of ``host.origin.Origin`` that is used here."""
+    """The part of ``host.weights.sources.origin.Origin`` that is used here."""
 
     async def resolve(self, source: Source, commit: str | None) -> Listing: ...
 
@@ -139,7 +139,7 @@ async def look_into(text: str, environ: Mapping[str, str] = os.environ) -> Found
         if (path := _find_path(text)) is not None:
             return await _look_here(path)
         source = parse_source(text)
-        if source.origin is Origin.UNKNOWN:
+        if source.form is Form.UNKNOWN:
             raise UsageError(f"{show_url(source.text)}: {source.why}")
         settings = web.read_origin_settings(environ, token=None, allow_hosts=(), asker=_ASKER)
         async with web.open_origin(settings) as origin:
@@ -161,7 +161,7 @@ def _find_path(text: str) -> Path | None:
     path = Path(os.path.abspath(os.path.expanduser(text)))
     if text in {".", ".."} or text.startswith(("/", "./", "../", "~")):
         return path
-    return path if parse_source(text).origin is Origin.UNKNOWN and path.exists() else None
+    return path if parse_source(text).form is Form.UNKNOWN and path.exists() else None
 
 
 async def _look_here(path: Path) -> Found:
@@ -173,12 +173,12 @@ async def _look_here(path: Path) -> Found:
 
 async def look_there(source: Source, origin: Remote) -> Found:
     """What a source says that is not on this machine."""
-    whole = source.origin is Origin.REPOSITORY
+    whole = source.form is Form.REPOSITORY
     # (an engine that fetches by itself takes what it needs: all is listed, and chosen from)
     meant = parse_source(f"hf:{source.repo}/*") if whole else source
     shelf = await _resolve(origin, meant)
     found = await find_out(show_url(source.text), shelf, repo=source.repo if whole else "")
-    if found.format is Format.SAFETENSORS and found.layout is None and source.origin is Origin.HUB:
+    if found.format is Format.SAFETENSORS and found.layout is None and source.form is Form.HUB:
         return await _add_config(found, source, origin)
     return found
 

@@ -17,7 +17,7 @@ from llmgw.cli.ctl.looking_into import TRIES, look_into, look_there
 from llmgw.core.sizing import Format, Found, Number
 from llmgw.core.weights import FileListed, Listing, Source, parse_source
 from llmgw.errors import LlmgwError, UsageError
-from llmgw.host.weights_errors import Broken, FetchFailed, NoRanges
+from llmgw.host.weights.errors import Broken, FetchFailed, NoRanges
 
 INDEX = "model.safetensors.index.json"
 GGUF = write_gguf(LLAMA, (("w", (32, 400), 2), ("v", (32, 9), 0)))

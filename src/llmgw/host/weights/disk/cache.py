@@ -1,0 +1,262 @@
+"""The folder of what was fetched: ``<key of the source>/<commit>/…``, each commit whole, verified and described by its
+manifest. What is on its way has other names, so that nothing else is ever taken for a model."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager, suppress
+from pathlib import Path
+from typing import TypeAlias
+
+import trio
+
+from llmgw.core.weights import Listing, Manifest, key_of
+from llmgw.host.disks import is_shared
+from llmgw.host.weights.disk.beneath import Folder, open_folder
+from llmgw.host.weights.disk.clearing import (
+    Leftover,
+    NotRemoved,
+    Use,
+    list_leftovers,
+    read_source,
+    remove_commit,
+    remove_empty,
+    remove_leftover,
+    tidy_key,
+    use_commit,
+)
+from llmgw.host.weights.disk.entry_file import find_entry_file, find_entry_folder
+from llmgw.host.weights.disk.faults import NoRoom, explain, explain_lock
+from llmgw.host.weights.disk.file_names import MANIFEST_NAME, RENEWED_NAME, SOURCE_NAME, is_commit, is_key
+from llmgw.host.weights.disk.key_lock import is_held_by, take_lock
+from llmgw.host.weights.disk.manifest_file import find_fault, mode_of, read_manifest, renew_manifest
+from llmgw.host.weights.disk.part_folder import clear_others, come_after
+from llmgw.host.weights.disk.partial import Partial, never, open_partial, tell_nobody
+from llmgw.host.weights.disk.reserve import Reservations
+
+log = logging.getLogger(__name__)
+
+LET_GO_SECONDS = 5.0
+
+# When and where a file was written.
+_Stamp: TypeAlias = tuple[int, ...] | None
+_Noted: TypeAlias = tuple[tuple[_Stamp, ...], Manifest]
+
+
+class Cache:
+    """One agent's folder, which other programs may share. Everything here but ``hold`` blocks: call it in a thread.
+
+    It is made when something is first fetched, and needs to be only readable for what does not write.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._reservations = Reservations()
+        # A manifest is long, and does not change: what was read of it, by key and commit, for as long as it is here.
+        self._known: dict[str, dict[str, _Noted]] = {}
+        self._told: set[tuple[str, str, str]] = set()
+
+    def find(self, source: str) -> Manifest | None:
+        """The newest commit of a source that is whole by its files' sizes; None when there is none."""
+        return max(self._list_of(source), key=_rank, default=None)
+
+    def list(self) -> tuple[Manifest, ...]:
+        """All commits of all sources that are whole."""
+        found: list[Manifest] = []
+        keys: list[str] = []
+        with self._telling(), open_folder(self.folder) as cache:
+            keys = list(filter(is_key, cache.names()))
+            for name in keys:
+                found += self._list_commits(cache, name)
+        self._known = {name: known for name, known in self._known.items() if name in keys}
+        self._told = {each for each in self._told if each[0] in ("", *keys)}
+        return tuple(found)
+
+    def path_of(self, manifest: Manifest, *, as_file: bool) -> Path:
+        """What an engine is pointed at: the folder that the files are in, or the one file that is the model (of several
+        parts the first). Raises FetchFailed when several files could be it."""
+        commit = self.folder / key_of(manifest.source) / manifest.commit
+        return commit / (find_entry_file(manifest) if as_file else find_entry_folder(manifest))
+
+    @asynccontextmanager
+    async def hold(self, source: str, waiting: Callable[[str], None]) -> AsyncIterator[None]:
+        """Be the only one that fetches this source, of all programs that share the folder. While another one does,
+        ``waiting`` is told which, each time that changes. Raises FetchFailed when the folder can't be used."""
+        try:
+            lock = await take_lock(lambda: self._open_key(source), waiting)
+        except OSError as error:
+            raise explain_lock(error, self.folder) from error
+        try:
+            yield
+        finally:
+            try:
+                with trio.move_on_after(LET_GO_SECONDS, shield=True):
+                    await trio.to_thread.run_sync(self._leave, source, lock)
+            finally:
+                os.close(lock)
+
+    def renew(self, source: str, commit: str, now: float) -> Manifest | None:
+        """A commit that is here and whole, as the newest of its source from ``now`` on: what was taken back at its
+        origin is the newest no more, though it was fetched later. None when it is not here. Whoever calls this holds
+        the source's lock. Raises FetchFailed when the folder can't be used."""
+        found = sorted(self._list_of(source), key=_rank)
+        manifest = next((each for each in found if each.commit == commit), None)
+        if manifest is None or manifest is found[-1]:
+            return manifest
+        try:
+            with open_folder(self.folder) as cache, cache.enter(key_of(source)) as key, key.enter(commit) as folder:
+                return renew_manifest(folder, manifest, come_after(key, commit, now))
+        except OSError as error:
+            raise explain(error, self.folder) from error
+
+    def open_partial(
+        self, listing: Listing, stop: Callable[[], bool] = never, tell: Callable[[int], None] = tell_nobody
+    ) -> Partial:
+        """What is here of this commit, and room for the rest. Whoever calls this holds the source's lock.
+
+        Raises FetchFailed when there is no room, or the folder can't be used; Stopped when ``stop`` says so, while what
+        is here is compared with what was noted of it: so many bytes of it so far, as ``tell`` is told.
+        """
+        alone = not is_shared(self.folder)
+        try:
+            with self._open_key(listing.source) as key:
+                if read_source(key) != listing.source:
+                    key.write(SOURCE_NAME, f"{listing.source}\n".encode(), mode=mode_of(listing.source))
+                    key.sync()
+                try:
+                    return open_partial(key, listing, self._reservations, stop, alone=alone, tell=tell)
+                except NoRoom:
+                    # Of a commit that was on its way before this one, nobody will want the rest; and fetches that were
+                    # killed have taken room that they do not need.
+                    clear_others(key, listing.commit)
+                    self.tidy()
+                return open_partial(key, listing, self._reservations, stop, alone=alone, tell=tell)
+        except OSError as error:
+            raise explain(error, self.folder) from error
+
+    def use(self, manifest: Manifest) -> Use | None:
+        """Keep a commit from being removed, by whatever program, until this is closed. None: it is gone already."""
+        try:
+            with open_folder(self.folder) as cache, cache.enter(key_of(manifest.source)) as key:
+                return use_commit(key, manifest.commit)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explain_lock(error, self.folder) from error
+
+    def remove(self, source: str, commit: str) -> int:
+        """Remove a commit, and return the bytes freed: 0 when it is not here. Raises NotRemoved, which says why."""
+        with self._clearing() as cache:
+            freed = remove_commit(cache, source, commit) if cache is not None else 0
+        self.tidy()
+        return freed
+
+    def list_partials(self) -> tuple[Leftover, ...]:
+        """What is on its way, or never came whole."""
+        found: list[Leftover] = []
+        with self._telling(), open_folder(self.folder) as cache:
+            for name in filter(is_key, cache.names()):
+                with self._telling(name), cache.enter(name) as key:
+                    found += list_leftovers(key)
+        return tuple(found)
+
+    def remove_partial(self, leftover: Leftover) -> int:
+        """Remove what never came whole, and return the bytes freed. Raises NotRemoved, also while it is fetched."""
+        with self._clearing() as cache:
+            return remove_leftover(cache, leftover) if cache is not None else 0
+
+    def tidy(self) -> None:
+        """Clear away what programs that were killed have left and nobody goes on with: folders that nothing is in, and
+        room that was taken for what never came."""
+        alone = not is_shared(self.folder)
+        with self._telling(), open_folder(self.folder) as cache:
+            for name in filter(is_key, cache.names()):
+                with self._telling(name), cache.enter(name) as key:
+                    tidy_key(cache, key, alone=alone)
+
+    def _open_key(self, source: str) -> Folder:
+        with open_folder(self.folder, make=True) as cache:
+            return cache.enter(key_of(source), make=True)
+
+    def _leave(self, source: str, lock: int) -> None:
+        """Where a fetch has brought nothing, nothing of it stays. (What can't be looked at stays.)"""
+        with suppress(OSError), open_folder(self.folder) as cache, cache.enter(key_of(source)) as key:
+            if is_held_by(key, lock):
+                remove_empty(cache, key)
+
+    def _list_of(self, source: str) -> tuple[Manifest, ...]:
+        found: list[Manifest] = []
+        with self._telling(), open_folder(self.folder) as cache:
+            found += self._list_commits(cache, key_of(source))
+        return tuple(found)
+
+    def _list_commits(self, cache: Folder, name: str) -> Iterable[Manifest]:
+        before, found = self._known.pop(name, {}), {}
+        with self._telling(name), cache.enter(name) as key:
+            for commit in filter(is_commit, key.names()):
+                with self._telling(name, commit):
+                    if (noted := _look_at(key, commit, before.get(commit))) is not None:
+                        found[commit] = noted
+            self._known[name] = found
+        return [manifest for _, manifest in found.values()]
+
+    @contextmanager
+    def _telling(self, key: str = "", commit: str = "") -> Iterator[None]:
+        """What can't be read, or is not whole, is not there: that is said in the log, once."""
+        try:
+            yield
+        except FileNotFoundError:
+            # Nothing was fetched yet, or it was removed just now.
+            return
+        except (OSError, ValueError) as error:
+            reason = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+            if (key, commit, reason) not in self._told:
+                self._told.add((key, commit, reason))
+                log.warning("weights in %s can't be used: %s", self.folder / key / commit, reason)
+
+    @contextmanager
+    def _clearing(self) -> Iterator[Folder | None]:
+        with ExitStack() as stack:
+            try:
+                cache = stack.enter_context(open_folder(self.folder))
+            except FileNotFoundError:
+                cache = None
+            except OSError as error:
+                raise _unremovable(error) from error
+            try:
+                yield cache
+            except OSError as error:
+                raise _unremovable(error) from error
+
+
+def _rank(manifest: Manifest) -> tuple[float, str]:
+    """The newest last."""
+    return manifest.fetched_at, manifest.commit
+
+
+def _look_at(key: Folder, commit: str, known: _Noted | None) -> _Noted | None:
+    """What a commit is by its manifest; None when it is none. Raises OSError, and ValueError when it is not whole."""
+    if not key.has_folder(commit):
+        return None
+    with key.enter(commit) as folder:
+        if (noted := folder.status(MANIFEST_NAME)) is None:
+            raise ValueError("it holds no manifest")
+        stamps = _stamp(noted), _stamp(folder.status(RENEWED_NAME))
+        manifest = known[1] if known is not None and known[0] == stamps else read_manifest(folder)
+        if (key_of(manifest.source), manifest.commit) != (key.path.name, commit):
+            raise ValueError("its manifest is of something else")
+        if (fault := find_fault(folder, manifest)) is not None:
+            raise ValueError(fault)
+    return stamps, manifest
+
+
+def _stamp(found: os.stat_result | None) -> _Stamp:
+    if found is None:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _unremovable(error: OSError) -> NotRemoved:
+    return NotRemoved(f"{error.filename}: {error.strerror or error}")

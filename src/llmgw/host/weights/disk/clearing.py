@@ -1,0 +1,201 @@
+"""What is taken from the disk again, and what keeps it there. Each path is looked at anew before anything of it goes:
+it is in the cache, named and written by us, no link, and nobody uses it."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+from llmgw.core.weights import key_of
+from llmgw.errors import LlmgwError
+from llmgw.host.weights.disk.beneath import Folder, count_bytes
+from llmgw.host.weights.disk.file_names import MANIFEST_NAME, PIECES_NAME, SOURCE_NAME, is_commit, is_key
+from llmgw.host.weights.disk.key_lock import LOCK_NAME, try_lock
+from llmgw.host.weights.disk.manifest_file import list_foreign, read_manifest
+from llmgw.host.weights.disk.part_folder import GONE_SUFFIX, PART_SUFFIX, give_room_back
+from llmgw.units import printable
+
+_MOST_SOURCE_BYTES = 64 * 1024
+
+
+class NotRemoved(LlmgwError):  # noqa: N818 - named by what happens next, like all of them
+    """It stays, for the reason that is told."""
+
+
+class Use:
+    """While it is open, no program that shares the folder removes a commit."""
+
+    __slots__ = ("file",)
+
+    def __init__(self, file: int) -> None:
+        self.file = file
+
+    def close(self) -> None:
+        """A second time does nothing."""
+        if self.file >= 0:
+            os.close(self.file)
+            self.file = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Leftover:
+    """What is left of a fetch that did not end, or of a removal. ``source``: None when nobody can say any more.
+    ``changed_at``: when something came last, in seconds since 1970."""
+
+    key: str
+    source: str | None
+    commit: str
+    size_bytes: int
+    changed_at: float
+
+
+def use_commit(key: Folder, commit: str) -> Use | None:
+    """Keep a commit from being removed; None when it is gone. Raises OSError."""
+    with key.enter(commit) as folder:
+        file = folder.open(MANIFEST_NAME, os.O_RDONLY)
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        # Who removes it renames it first.
+        found, ours = key.status(f"{commit}/{MANIFEST_NAME}"), os.fstat(file)
+        if found is not None and (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
+            return Use(file)
+    except BlockingIOError:
+        # Somebody is removing it just now.
+        os.close(file)
+        return None
+    except BaseException:
+        os.close(file)
+        raise
+    os.close(file)
+    return None
+
+
+def remove_commit(cache: Folder, source: str, commit: str) -> int:
+    """Returns the bytes freed, 0 when it is not there. Raises NotRemoved, OSError."""
+    if not is_commit(commit):
+        raise NotRemoved(f"{commit[:200]!r} can't be a commit")
+    name = key_of(source)
+    if not cache.has_folder(name):
+        return 0
+    with cache.enter(name) as key, _hold(key):
+        found = key.status(commit)
+        if found is None:
+            return 0
+        with key.enter(commit) as folder:
+            _look_at(folder, source, commit)
+            with _hold_alone(folder):
+                key.remove(commit + GONE_SUFFIX)
+                # Half of it must not keep the name of the whole.
+                key.rename(commit, commit + GONE_SUFFIX)
+                key.sync()
+                freed = key.remove(commit + GONE_SUFFIX)
+        remove_empty(cache, key)
+        return freed
+
+
+def list_leftovers(key: Folder) -> list[Leftover]:
+    """Those in the folder of one source. Raises OSError."""
+    source = read_source(key)
+    return [_describe(key, name, source) for name in key.names() if _is_leftover(key, name)]
+
+
+def remove_leftover(cache: Folder, leftover: Leftover) -> int:
+    """Returns the bytes freed, 0 when it is not there. Raises NotRemoved, OSError."""
+    if not is_key(leftover.key) or not is_commit(leftover.commit):
+        raise NotRemoved(f"{leftover.key[:200]!r} and {leftover.commit[:200]!r} are no names of llmgw's")
+    if not cache.has_folder(leftover.key):
+        return 0
+    with cache.enter(leftover.key) as key, _hold(key):
+        names = [leftover.commit + suffix for suffix in (PART_SUFFIX, GONE_SUFFIX)]
+        freed = sum(key.remove(name) for name in names if key.has_folder(name))
+        remove_empty(cache, key)
+        return freed
+
+
+def remove_empty(cache: Folder, key: Folder) -> None:
+    """Remove the folder of a source once nothing was fetched into it, or is there any more, by who holds its lock. That
+    goes last: who waits for it sees by that that it is no lock any more. Raises OSError."""
+    if _is_empty(key):
+        key.unlink(SOURCE_NAME)
+        key.unlink(LOCK_NAME)
+        with suppress(OSError):
+            # (somebody may have begun to fetch it again)
+            os.rmdir(key.path.name, dir_fd=cache.file)
+
+
+def tidy_key(cache: Folder, key: Folder, *, alone: bool) -> None:
+    """Clear away what fetches that were killed have left of one source, where nobody fetches it: a folder that nothing
+    is in, and (``alone``: no other machine writes to that disk) room for what never came. Raises OSError."""
+    parts = [name for name in key.names() if name.endswith(PART_SUFFIX) and _is_leftover(key, name)] if alone else []
+    if not parts and not _is_empty(key):
+        return
+    with suppress(NotRemoved), _hold(key):
+        remove_empty(cache, key)
+        for name in parts:
+            with key.enter(name) as part:
+                give_room_back(part)
+
+
+def read_source(key: Folder) -> str | None:
+    """The source that a folder is of, as it is noted there; None when that is not so."""
+    try:
+        text = key.read(SOURCE_NAME, _MOST_SOURCE_BYTES).decode().removesuffix("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    return text if key_of(text) == key.path.name else None
+
+
+def _is_empty(key: Folder) -> bool:
+    return set(key.names()) <= {SOURCE_NAME, LOCK_NAME}
+
+
+def _is_leftover(key: Folder, name: str) -> bool:
+    commit, _, suffix = name.rpartition(".")
+    return f".{suffix}" in (PART_SUFFIX, GONE_SUFFIX) and is_commit(commit) and key.has_folder(name)
+
+
+def _describe(key: Folder, name: str, source: str | None) -> Leftover:
+    with key.enter(name) as folder:
+        size = sum(count_bytes(found) for _, found in folder.walk())
+        changed = folder.status(PIECES_NAME) or os.fstat(folder.file)
+    commit = name.rpartition(".")[0]
+    return Leftover(key=key.path.name, source=source, commit=commit, size_bytes=size, changed_at=changed.st_mtime)
+
+
+def _look_at(folder: Folder, source: str, commit: str) -> None:
+    try:
+        manifest = read_manifest(folder)
+    except (FileNotFoundError, ValueError) as error:
+        raise NotRemoved(f"{folder.path} holds no manifest of llmgw's: remove it by hand") from error
+    if (manifest.source, manifest.commit) != (source, commit):
+        raise NotRemoved(f"{folder.path} is something else by its manifest: remove it by hand")
+    if foreign := list_foreign(folder, [file.name for file in manifest.files]):
+        raise NotRemoved(
+            f"llmgw did not put {printable(foreign[0])} into {folder.path}: move it away, then it can be removed"
+        )
+
+
+@contextmanager
+def _hold(key: Folder) -> Iterator[None]:
+    file = try_lock(key)
+    if not isinstance(file, int):
+        raise NotRemoved(f"its source is being fetched or removed just now ({file or 'another program'})")
+    try:
+        yield
+    finally:
+        os.close(file)
+
+
+@contextmanager
+def _hold_alone(folder: Folder) -> Iterator[None]:
+    file = folder.open(MANIFEST_NAME, os.O_RDWR)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise NotRemoved("it is in use") from error
+    finally:
+        os.close(file)

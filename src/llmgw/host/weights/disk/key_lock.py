@@ -1,0 +1,84 @@
+"""The lock on a source: who holds it is the only one that fetches it, of all programs that share the folder.
+
+It is the kernel's lock on an open file: whoever dies lets go of it. What stands in the file is only for people.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+
+import trio
+
+from llmgw.host.weights.disk.beneath import Folder
+
+LOCK_NAME = ".lock"
+POLL_SECONDS = 0.5
+# How often somebody may take the file away just while we open it.
+_TRIES = 20
+_UNKNOWN = "another program"
+
+
+async def take_lock(open_folder: Callable[[], Folder], waiting: Callable[[str], None]) -> int:
+    """The lock of the folder that ``open_folder`` opens (in a thread, anew for each try), as an open file: whoever has
+    that closes it. ``waiting`` is told who has it, each time that this changes. Raises OSError."""
+    told = None
+    while True:
+        # Not abandoned when cancelled: what the thread then holds, nobody would ever let go.
+        found = await trio.to_thread.run_sync(_try_once, open_folder)
+        if isinstance(found, int):
+            return found
+        if found != told:
+            told = found
+            waiting(found)
+        await trio.sleep(POLL_SECONDS)
+
+
+def _try_once(open_folder: Callable[[], Folder]) -> int | str:
+    for _ in range(_TRIES):
+        try:
+            with open_folder() as folder:
+                found = try_lock(folder)
+        except FileNotFoundError:
+            # Whoever had it has removed the folder.
+            continue
+        if found is not None:
+            return found
+    return _UNKNOWN
+
+
+def is_held_by(folder: Folder, file: int) -> bool:
+    """Whether this open file is still the lock of the folder: whoever removes a source removes it last, and one that
+    has no name any more keeps nobody out. Raises OSError."""
+    found, ours = folder.status(LOCK_NAME), os.fstat(file)
+    return found is not None and (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
+
+
+def try_lock(folder: Folder) -> int | str | None:
+    """The lock of this folder as an open file, which holds it until it is closed; else who has it, in words. None: it
+    was removed meanwhile. Raises OSError."""
+    file = folder.open(LOCK_NAME, os.O_RDWR | os.O_CREAT)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.pread(file, 300, 0).decode(errors="replace").strip()
+        os.close(file)
+        return holder if holder and holder.isprintable() else _UNKNOWN
+    except BaseException:
+        os.close(file)
+        raise
+    try:
+        if not is_held_by(folder, file):
+            os.close(file)
+            return None
+        # (on a full disk nobody reads who we are)
+        with suppress(OSError):
+            os.ftruncate(file, 0)
+            os.pwrite(file, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
+    except BaseException:
+        os.close(file)
+        raise
+    return file

@@ -1,0 +1,152 @@
+"""The files in a commit's folder that say what lies there; a folder without them holds nothing that can be used.
+
+A manifest is a page of text. The hashes of its pieces, of which there may be hundreds of thousands, lie beside it as
+bytes: read as a part of that text they would hold up every other thread for as long as that takes.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import stat
+from collections.abc import Iterable
+from dataclasses import replace
+
+import msgspec
+
+from llmgw.core.weights import FileKept, Manifest, count_pieces
+from llmgw.host.weights.disk.beneath import Folder
+from llmgw.host.weights.disk.file_names import HASHES_NAME, MANIFEST_NAME, OUR_NAMES, RENEWED_NAME, find_bad_name
+
+HASH_BYTES = 32
+# Far more than the largest repositories have; what is larger was not written by us.
+_MOST_BYTES = 256 * 1024 * 1024
+_MOST_MOMENT_BYTES = 64
+
+
+class _File(msgspec.Struct, frozen=True, omit_defaults=True):
+    """``pieces``: where the hashes stand in the manifest itself."""
+
+    name: str
+    size_bytes: int
+    sha256: str
+    pieces: tuple[str, ...] | None = None
+
+
+class _Manifest(msgspec.Struct, frozen=True):
+    source: str
+    commit: str
+    fetched_at: float
+    files: tuple[_File, ...]
+
+
+def mode_of(source: str) -> int:
+    """Who may read a file that holds a source: what stands behind the ? of an address may open it."""
+    return 0o600 if "?" in source else 0o666
+
+
+def write_manifest(folder: Folder, manifest: Manifest) -> None:
+    """Raises OSError."""
+    files = tuple(_File(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256) for file in manifest.files)
+    text = _Manifest(source=manifest.source, commit=manifest.commit, fetched_at=manifest.fetched_at, files=files)
+    folder.write(HASHES_NAME, b"".join(bytes.fromhex("".join(file.pieces)) for file in manifest.files))
+    folder.write(MANIFEST_NAME, msgspec.json.encode(text), mode=mode_of(manifest.source))
+
+
+def read_manifest(folder: Folder) -> Manifest:
+    """Raises OSError, and ValueError when it means nothing, or names what does not lie in its folder."""
+    found = _read_text(folder)
+    if (why := find_bad_name([file.name for file in found.files])) is not None:
+        raise ValueError(f"its manifest is not llmgw's own: {why}")
+    for file in found.files:
+        count = None if file.pieces is None else len(file.pieces)
+        if file.size_bytes < 0 or count not in (None, count_pieces(file.size_bytes)):
+            raise ValueError(f"its manifest is not llmgw's own: {file.name!r} can't have {count} pieces")
+    kept = _add_hashes(folder, found.files)
+    return Manifest(source=found.source, commit=found.commit, files=kept, fetched_at=_find_moment(folder, found))
+
+
+def read_fetched_at(folder: Folder) -> float:
+    """When this commit was fetched, or found to be the newest again. Raises OSError, ValueError."""
+    return _find_moment(folder, _read_text(folder))
+
+
+def renew_manifest(folder: Folder, manifest: Manifest, at: float) -> Manifest:
+    """It counts as fetched at this moment. Raises OSError.
+
+    The manifest itself is not written again: whoever uses the commit holds a lock on that very file, and it would be
+    lost by a kill in the middle. Half a moment counts for nothing, and leaves the commit what it was.
+    """
+    folder.write(RENEWED_NAME, f"{at!r}\n".encode())
+    folder.sync()
+    return replace(manifest, fetched_at=at)
+
+
+def _read_text(folder: Folder) -> _Manifest:
+    text = folder.read(MANIFEST_NAME, _MOST_BYTES)
+    try:
+        return msgspec.json.decode(text, type=_Manifest)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"its manifest means nothing: {error}") from error
+
+
+def _add_hashes(folder: Folder, files: tuple[_File, ...]) -> tuple[FileKept, ...]:
+    counts = [count_pieces(file.size_bytes) if file.pieces is None else 0 for file in files]
+    try:
+        hashes = folder.read(HASHES_NAME, _MOST_BYTES) if any(counts) else b""
+    except FileNotFoundError as error:
+        raise ValueError(f"{HASHES_NAME} is missing") from error
+    if len(hashes) != sum(counts) * HASH_BYTES:
+        raise ValueError(f"{HASHES_NAME} has {len(hashes)} bytes of {sum(counts) * HASH_BYTES}")
+    kept, start = [], 0
+    for file, count in zip(files, counts, strict=True):
+        stop = start + count * HASH_BYTES
+        pieces = file.pieces if file.pieces is not None else _split(hashes[start:stop].hex())
+        kept.append(FileKept(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256, pieces=pieces))
+        start = stop
+    return tuple(kept)
+
+
+def _split(digits: str) -> tuple[str, ...]:
+    length = 2 * HASH_BYTES
+    return tuple(digits[at : at + length] for at in range(0, len(digits), length))
+
+
+def _find_moment(folder: Folder, manifest: _Manifest) -> float:
+    try:
+        if folder.status(RENEWED_NAME) is None:
+            return manifest.fetched_at
+        moment = float(folder.read(RENEWED_NAME, _MOST_MOMENT_BYTES))
+    except (OSError, ValueError):
+        # (a commit is not lost by that)
+        return manifest.fetched_at
+    return max(manifest.fetched_at, moment) if math.isfinite(moment) else manifest.fetched_at
+
+
+def list_foreign(folder: Folder, names: Iterable[str]) -> list[str]:
+    """What is in the folder besides these files, their folders and what llmgw itself keeps there; what is in a folder
+    before the folder. Raises OSError."""
+    wanted = {*names, *OUR_NAMES}
+    folders = {name[: match.start()] for name in wanted for match in re.finditer("/", name)}
+    return [name for name, found in folder.walk() if name not in _fitting(found, wanted, folders)]
+
+
+def _fitting(found: os.stat_result, files: set[str], folders: set[str]) -> set[str]:
+    if stat.S_ISDIR(found.st_mode):
+        return folders
+    # A link in the place of a file is not that file.
+    return files if stat.S_ISREG(found.st_mode) else set()
+
+
+def find_fault(folder: Folder, manifest: Manifest) -> str | None:
+    """What of a commit is not there as its manifest says, by sizes alone. Raises OSError."""
+    for file in manifest.files:
+        found = folder.status(file.name)
+        if found is None:
+            return f"{file.name} is missing"
+        if not stat.S_ISREG(found.st_mode):
+            return f"{file.name} is no plain file"
+        if found.st_size != file.size_bytes:
+            return f"{file.name} has {found.st_size} bytes of {file.size_bytes}"
+    return None

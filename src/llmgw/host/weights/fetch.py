@@ -1,0 +1,257 @@
+"""Has one source on this node's disk, whole and verified: the lock, what it is, the bytes, the proof."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TypeAlias
+
+import trio
+
+from llmgw.core.weights import Fetch, Listing, Manifest, Phase, Source, Swarm, key_of
+from llmgw.errors import only_ours
+from llmgw.host.weights.disk.cache import Cache
+from llmgw.host.weights.disk.partial import CorruptFile, Partial
+from llmgw.host.weights.errors import Broken, FetchFailed, Kind
+from llmgw.host.weights.peers import NotNow, PeerGone, Peers
+from llmgw.host.weights.progress_meter import ProgressMeter
+from llmgw.host.weights.retries import Retries
+from llmgw.host.weights.sources.origin import Origin
+from llmgw.host.weights.taking import CUT_OFF, Taking, count_bytes, list_by_wholeness, make_listing, make_pieces
+from llmgw.reactor.rate import Rate
+
+log = logging.getLogger(__name__)
+
+Share: TypeAlias = Callable[[Partial | None], None]
+
+TICK_SECONDS = 0.5
+CLOSE_SECONDS = 5.0
+# How often at most a thread that reads a whole file tells how far it is.
+TOLD_EVERY_SECONDS = 0.25
+
+
+async def fetch(
+    source: Source,
+    *,
+    cache: Cache,
+    origin: Origin,
+    peers: Peers,
+    swarm: Callable[[], Swarm | None],
+    tell: Callable[[Fetch], None],
+    newest: bool,
+    limits: Rate,
+    share: Share = lambda partial: None,
+) -> Manifest:
+    """A whole, verified commit of the source: one that is here, unless ``newest``; else the cluster's, or the newest.
+
+    ``tell`` hears how it goes, READY or FAILED at last. ``share`` is given what others may take pieces from while it
+    comes, and None before that is closed. Cancelled, it ends within a second, and the next one goes on
+    where it was. Raises FetchFailed.
+    """
+    meter = ProgressMeter(source.text, tell, trio.current_time, paced=limits.bytes_per_second)
+    work = _Fetching(
+        source, cache=cache, origin=origin, peers=peers, swarm=swarm, meter=meter, rate=limits, share=share
+    )
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_tick, meter)
+            manifest = await work.obtain(newest=newest)
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        error = only_ours(group)
+        if not isinstance(error, FetchFailed):
+            raise
+        meter.fail(error.message, error.remedy)
+        raise error from None
+    meter.end(manifest.commit, manifest.size_bytes)
+    return manifest
+
+
+async def _run(taking: Taking) -> None:
+    try:
+        async with trio.open_nursery() as nursery:
+            await taking.run(nursery)
+            nursery.cancel_scope.cancel()
+    except BaseExceptionGroup as group:
+        raise only_ours(group) from None
+
+
+async def _tick(meter: ProgressMeter) -> None:
+    while True:
+        await trio.sleep(TICK_SECONDS)
+        meter.tick()
+
+
+class _Fetching:
+    def __init__(
+        self,
+        source: Source,
+        *,
+        cache: Cache,
+        origin: Origin,
+        peers: Peers,
+        swarm: Callable[[], Swarm | None],
+        meter: ProgressMeter,
+        rate: Rate,
+        share: Share,
+    ) -> None:
+        self._source = source
+        self._cache = cache
+        self._origin = origin
+        self._peers = peers
+        self._swarm = swarm
+        self._meter = meter
+        self._rate = rate
+        self._share = share
+
+    async def obtain(self, *, newest: bool) -> Manifest:
+        find, text = self._cache.find, self._source.text
+        # What can never be another is the newest.
+        newest = newest and not self._source.is_pinned
+        if not newest and (manifest := await trio.to_thread.run_sync(find, text)) is not None:
+            return manifest
+        async with self._cache.hold(text, lambda _: self._meter.enter(Phase.QUEUED)):
+            self._meter.enter(Phase.RESOLVING)
+            if not newest and (manifest := await trio.to_thread.run_sync(find, text)) is not None:
+                return manifest
+            swarm = self._swarm()
+            wanted = swarm.commit if swarm is not None and not newest else None
+            try:
+                return await self._fetch(wanted)
+            except FetchFailed as failure:
+                if failure.kind is not Kind.CHANGED:
+                    raise
+            # It was replaced while it was read: what is there now is another thing, from its first byte on.
+            self._meter.enter(Phase.RESOLVING)
+            return await self._fetch(None)
+
+    async def _fetch(self, commit: str | None) -> Manifest:
+        listing, by_member = await self._resolve(commit)
+        # (what its origin went back to is the newest again)
+        renew, text = self._cache.renew, self._source.text
+        if (manifest := await trio.to_thread.run_sync(renew, text, listing.commit, time.time())) is not None:
+            return manifest
+        self._meter.know(listing, 0)
+        partial = await self._open(listing)
+        try:
+            self._share(partial)
+            self._meter.know(listing, await trio.to_thread.run_sync(count_bytes, partial))
+            return await self._complete(partial, by_member=by_member)
+        finally:
+            self._share(None)
+            # Before the lock is let go. It may wait for a file server.
+            with trio.move_on_after(CLOSE_SECONDS, shield=True):
+                await trio.to_thread.run_sync(partial.close)
+
+    async def _open(self, listing: Listing) -> Partial:
+        """What is here already, looked through: that takes as long as the disk needs for it."""
+        self._meter.wait_for(lambda: "the disk is slow: it is not known yet what is here already")
+        try:
+            return await trio.to_thread.run_sync(
+                self._cache.open_partial, listing, _stop_when_cancelled, self._follow(self._look_through)
+            )
+        finally:
+            self._meter.wait_for(None)
+
+    def _look_through(self, count: int) -> None:
+        self._meter.enter(Phase.VERIFYING)
+        self._meter.verify(count)
+
+    async def _complete(self, partial: Partial, *, by_member: bool) -> Manifest:
+        pieces = await trio.to_thread.run_sync(make_pieces, self._peers.node, partial)
+        taking = Taking(
+            self._source,
+            partial,
+            origin=self._origin,
+            peers=self._peers,
+            swarm=self._swarm,
+            meter=self._meter,
+            rate=self._rate,
+            by_member=by_member,
+            pieces=pieces,
+        )
+        anew: set[int] = set()
+        while True:
+            self._meter.enter(Phase.FETCHING)
+            await _run(taking)
+            self._meter.enter(Phase.VERIFYING)
+            try:
+                await trio.to_thread.run_sync(partial.verify, self._follow(self._meter.verify), _stop_when_cancelled)
+                return await trio.to_thread.run_sync(partial.keep, time.time(), _stop_when_cancelled)
+            except CorruptFile as failure:
+                if failure.file in anew:
+                    raise
+                anew.add(failure.file)
+                await trio.to_thread.run_sync(partial.forget, failure.file)
+                await taking.take_anew(failure.file)
+
+    def _find_commit(self, commit: str) -> Manifest | None:
+        found = (each for each in self._cache.list() if each.source == self._source.text and each.commit == commit)
+        return next(found, None)
+
+    def _follow(self, hear: Callable[[int], None]) -> Callable[[int], None]:
+        """What a thread that reads tells, not too often, in the loop."""
+        told_at = 0.0
+
+        def follow(count: int) -> None:
+            nonlocal told_at
+            now = time.monotonic()
+            if now - told_at >= TOLD_EVERY_SECONDS:
+                told_at = now
+                trio.from_thread.run_sync(hear, count)
+
+        return follow
+
+    async def _resolve(self, commit: str | None) -> tuple[Listing, bool]:
+        """What the source is: by its origin, or (True) by a member of the swarm, where that can't be reached."""
+        self._meter.wait_for(lambda: "its origin has not answered yet")
+        try:
+            return await self._try_resolving(commit)
+        finally:
+            self._meter.wait_for(None)
+
+    async def _try_resolving(self, commit: str | None) -> tuple[Listing, bool]:
+        retries = Retries()
+        while True:
+            failure: FetchFailed
+            try:
+                return await self._origin.resolve(self._source, commit), False
+            except Broken as broken:
+                again = retries.note(retries.number, broken.wait_seconds, trio.current_time())
+                failure = broken.give_up()
+            except FetchFailed as error:
+                # A commit that is gone at its origin may still be whole elsewhere.
+                if error.kind not in CUT_OFF and not (error.kind is Kind.CHANGED and commit is not None):
+                    raise
+                again, failure = False, error
+            self._meter.note_trouble(failure.message, failure.remedy or retries.describe())
+            listing = await self._ask_members()
+            # One that is here already says nothing of whether it is the newest.
+            if listing is not None and await trio.to_thread.run_sync(self._find_commit, listing.commit) is None:
+                return listing, True
+            if not again:
+                raise failure
+            await trio.sleep_until(retries.rest_until)
+
+    async def _ask_members(self) -> Listing | None:
+        swarm = self._swarm()
+        if swarm is None or swarm.commit is None or not self._peers.can_ask:
+            return None
+        key = key_of(self._source.text)
+        for member in list_by_wholeness(swarm, self._peers.node):
+            try:
+                told = await self._peers.hear(member, key, swarm.commit, since=None, wait_seconds=0)
+            except (PeerGone, NotNow):
+                continue
+            except Exception:
+                log.exception("What %s tells of %s could not be taken in", member.node, self._source.name)
+                continue
+            return make_listing(self._source, swarm.commit, told)
+        return None
+
+
+def _stop_when_cancelled() -> bool:
+    """Called in a thread: ends what is done there once nobody waits for it."""
+    trio.from_thread.check_cancelled()
+    return False

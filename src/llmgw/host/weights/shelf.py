@@ -1,0 +1,137 @@
+"""What another node may take of one commit from this one: all of it, or what has come so far."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from bisect import bisect_right
+from collections.abc import Sequence
+from itertools import accumulate
+from pathlib import Path
+from typing import Protocol, TypeAlias, overload
+
+from blake3 import blake3
+
+from llmgw.core.weights import FileKept, FileListed, Manifest, piece_bytes_of
+from llmgw.host.weights.disk.beneath import open_folder
+from llmgw.host.weights.disk.partial import Partial, read_at
+from llmgw.host.weights.errors import show_url
+
+# The file, the piece, and the BLAKE3 of it in hex.
+News: TypeAlias = tuple[int, int, str]
+
+# Of a whole commit the pieces are told in one order on every node, whenever it is asked.
+WHOLE_ORDER = "whole"
+
+
+class Spoiled(LookupError):  # noqa: N818 - named by what it is, like all of ours
+    """What lies here is not what was fetched: said in words for whoever runs this node."""
+
+
+class Shelf(Protocol):
+    """``log``: the pieces that are here, in an order that is called ``order``: it only ever grows, and where it is
+    another one, it is called otherwise. A piece may stand in it twice: the later word counts. ``whole``: all is here
+    and verified."""
+
+    @property
+    def files(self) -> Sequence[FileListed | FileKept]: ...
+    @property
+    def log(self) -> Sequence[News]: ...
+    @property
+    def order(self) -> str: ...
+    @property
+    def whole(self) -> bool: ...
+
+    def read(self, file: int, piece: int) -> bytes:
+        """Blocks. LookupError when it is not here, OSError when the disk fails."""
+
+
+class KeptShelf:
+    """A whole commit: what its manifest says lies in ``folder``."""
+
+    order = WHOLE_ORDER
+    whole = True
+
+    def __init__(self, manifest: Manifest, folder: Path) -> None:
+        self.files = manifest.files
+        self._manifest = manifest
+        self._folder = folder
+
+    @property
+    def log(self) -> Sequence[News]:
+        return _KeptLog(self.files)
+
+    def read(self, file: int, piece: int) -> bytes:
+        """Blocks. LookupError when it is not here, and Spoiled when it is no longer as it was fetched; OSError when the
+        disk fails."""
+        if not 0 <= file < len(self.files) or not 0 <= piece < len(self.files[file].pieces):
+            raise LookupError(f"there is no piece {piece} of file {file}")
+        kept = self.files[file]
+        start = piece * piece_bytes_of(kept.size_bytes)
+        size = min(piece_bytes_of(kept.size_bytes), kept.size_bytes - start)
+        try:
+            with open_folder(self._folder) as folder:
+                number = folder.open(kept.name, os.O_RDONLY)
+        except FileNotFoundError as error:
+            # It was collected: whoever asks has been told of it a moment ago.
+            raise LookupError(f"{error.filename} is gone") from error
+        try:
+            data = read_at(number, start, size)
+        finally:
+            os.close(number)
+        if blake3(data).hexdigest() != kept.pieces[piece]:
+            # Whoever takes it would find that out too, and tell nobody here.
+            raise Spoiled(
+                f"{kept.name} of {show_url(self._manifest.source)} ({self._manifest.commit[:12]}) in {self._folder} is "
+                f"not what was fetched (piece {piece}): it is not given to other nodes, and engines here may read it. "
+                "See whether this disk is well, and remove that folder: what needs it fetches it again"
+            )
+        return data
+
+
+class _KeptLog(Sequence[News]):
+    """All pieces of a manifest, in its order. Made when somebody asks, and only of what is asked for: a large commit
+    has more than a hundred thousand, a node has many commits, and few of them are ever taken from it."""
+
+    def __init__(self, files: Sequence[FileKept]) -> None:
+        self._files = files
+        self._stops = list(accumulate(len(file.pieces) for file in files))
+
+    def __len__(self) -> int:
+        return self._stops[-1] if self._stops else 0
+
+    @overload
+    def __getitem__(self, index: int) -> News: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[News, ...]: ...
+    def __getitem__(self, index: int | slice) -> News | tuple[News, ...]:
+        places = range(len(self))[index]
+        return self._find(places) if isinstance(places, int) else tuple(map(self._find, places))
+
+    def _find(self, place: int) -> News:
+        number = bisect_right(self._stops, place)
+        pieces = self._files[number].pieces
+        piece = place - self._stops[number] + len(pieces)
+        return number, piece, pieces[piece]
+
+
+class PartialShelf:
+    """A commit on its way here. Made once for each opened partial: each of these has an order of its own."""
+
+    whole = False
+
+    def __init__(self, partial: Partial) -> None:
+        self._partial = partial
+        self.order = secrets.token_hex(8)
+
+    @property
+    def files(self) -> Sequence[FileListed]:
+        return self._partial.listing.files
+
+    @property
+    def log(self) -> Sequence[News]:
+        return self._partial.log
+
+    def read(self, file: int, piece: int) -> bytes:
+        """Blocks. LookupError when it is not here (yet, or no more), OSError when the disk fails."""
+        return self._partial.read(file, piece)

@@ -1,0 +1,225 @@
+"""Each way that the outside can fail, told so that somebody can do something about it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import ssl
+import time
+from collections.abc import AsyncIterator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import trio
+from fake_origin import FakeOrigin
+
+from llmgw.host.weights.errors import Broken, FetchFailed, Kind
+from llmgw.host.weights.sources.asker import Asker
+from llmgw.host.weights.sources.connections import make_tls
+from llmgw.host.weights.sources.redirects import Proxies
+from llmgw.host.weights.sources.web import Web, read_body
+from llmgw.pki.authority import certificate_pem, issue_server, key_pem, make_authority
+
+AUTHORITY = make_authority(now=time.time())
+DAY = 86400
+
+
+@pytest.fixture
+def ca_file(tmp_path: Path) -> str:
+    path = tmp_path / "ca.pem"
+    path.write_bytes(certificate_pem(AUTHORITY.certificate))
+    return str(path)
+
+
+@contextlib.contextmanager
+def serve_tls(tmp_path: Path, host: str = "127.0.0.1", *, now: float | None = None) -> Iterator[FakeOrigin]:
+    issued = issue_server(AUTHORITY, "origin", (host,), now=time.time() if now is None else now, days=30)
+    (tmp_path / "cert.pem").write_bytes(certificate_pem(issued.certificate))
+    (tmp_path / "key.pem").write_bytes(key_pem(issued.key))
+    (tmp_path / "x.gguf").write_bytes(b"weights")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
+    with FakeOrigin(tmp_path, tls=context) as origin:
+        yield origin
+
+
+@contextlib.asynccontextmanager
+async def opened(ca_file: str | None = None, **more: Any) -> AsyncIterator[Web]:
+    options = {"connect_seconds": 60.0, "read_seconds": 60.0, "user_agent": "llmgw/test", **more}
+    web = Web(make_tls(ca_file), options.pop("proxies", Proxies()), **options)
+    try:
+        yield web
+    finally:
+        await web.close()
+
+
+async def get(web: Web, url: str) -> bytes:
+    with trio.fail_after(60):
+        async with web.get(httpx.URL(url), {}) as response, read_body(response) as chunks:
+            return b"".join([chunk async for chunk in chunks])
+
+
+async def failing(web: Web, url: str) -> FetchFailed:
+    with pytest.raises(FetchFailed) as raised:
+        await get(web, url)
+    assert "secret" not in raised.value.message
+    return raised.value
+
+
+async def broken(web: Web, url: str) -> Broken:
+    with pytest.raises(Broken) as raised:
+        await get(web, url)
+    assert "secret" not in f"{raised.value.reason}{raised.value.remedy}"
+    assert raised.value.remedy
+    return raised.value
+
+
+@pytest.fixture
+def closed_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+async def test_a_certificate_of_an_authority_that_is_named_is_believed(tmp_path: Path, ca_file: str) -> None:
+    with serve_tls(tmp_path) as origin:
+        async with opened(ca_file) as web:
+            assert await get(web, f"{origin.url}/x.gguf") == b"weights"
+    assert origin.requests[0].headers["user-agent"] == "llmgw/test"
+
+
+async def test_a_large_body_comes_whole_through_tls_and_the_connection_is_kept(tmp_path: Path, ca_file: str) -> None:
+    data = os.urandom(3_000_000)
+    with serve_tls(tmp_path) as origin:
+        (tmp_path / "large.gguf").write_bytes(data)
+        async with opened(ca_file) as web:
+            for _ in range(3):
+                assert await get(web, f"{origin.url}/large.gguf") == data
+            origin.fault("large.gguf", short_after=1_000_000)
+            assert "ended" in (await broken(web, f"{origin.url}/large.gguf")).reason
+    assert origin.connections == 1
+
+
+async def test_an_authority_that_nobody_knows_is_told_with_where_to_name_it(tmp_path: Path) -> None:
+    with serve_tls(tmp_path) as origin:
+        async with opened() as web:
+            error = await failing(web, f"{origin.url}/x.gguf?secret")
+    assert error.kind is Kind.TLS
+    assert "127.0.0.1's certificate is not valid: unable to get local issuer certificate" in error.message
+    assert "SSL_CERT_FILE" in (error.remedy or "")
+
+
+async def test_a_certificate_for_another_host_is_told(tmp_path: Path, ca_file: str) -> None:
+    with serve_tls(tmp_path, "models.internal") as origin:
+        async with opened(ca_file) as web:
+            error = await failing(web, f"{origin.url}/x.gguf")
+    assert (error.kind, "IP address mismatch" in error.message) == (Kind.TLS, True)
+    assert "the name that its certificate is for" in (error.remedy or "")
+
+
+async def test_a_certificate_whose_time_is_over_is_told(tmp_path: Path, ca_file: str) -> None:
+    with serve_tls(tmp_path, now=time.time() - 60 * DAY) as origin:
+        async with opened(ca_file) as web:
+            error = await failing(web, f"{origin.url}/x.gguf")
+    assert (error.kind, "certificate has expired" in error.message) == (Kind.TLS, True)
+    assert "clock" in (error.remedy or "")
+
+
+async def test_a_server_without_tls_is_told(tmp_path: Path) -> None:
+    with FakeOrigin(tmp_path) as origin:
+        async with opened() as web:
+            error = await failing(web, f"https://127.0.0.1:{origin.port}/x")
+    assert (error.kind, "no common TLS" in error.message) == (Kind.TLS, True)
+
+
+async def test_a_name_that_nobody_has_is_told() -> None:
+    async with opened() as web:
+        with pytest.raises((FetchFailed, Broken)) as raised:
+            await get(web, "https://nobody.invalid/x?secret")
+    error = raised.value if isinstance(raised.value, FetchFailed) else raised.value.give_up()
+    assert (error.kind, "nobody.invalid" in error.message) == (Kind.DNS, True)
+
+
+async def test_a_port_where_nobody_listens_may_be_tried_again(closed_port: int) -> None:
+    async with opened() as web:
+        error = await broken(web, f"http://127.0.0.1:{closed_port}/x?secret")
+    assert f"nobody listens on port {closed_port} of 127.0.0.1" in error.reason
+    failure = error.give_up()
+    assert failure.kind is Kind.UNREACHABLE
+    way = (
+        f"see whether curl -I http://127.0.0.1:{closed_port} answers; if only a proxy leads out, name it as HTTPS_PROXY"
+    )
+    assert failure.remedy == f"{way} in the agent's environment"
+
+
+async def test_a_server_that_takes_no_call_is_not_waited_for(tmp_path: Path) -> None:
+    # Its queue is full: a further call is neither taken nor turned away.
+    with socket.socket() as listener, contextlib.ExitStack() as stack:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen(0)
+        for _ in range(3):
+            caller = stack.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(listener.getsockname())
+        async with opened(connect_seconds=0.1) as web:
+            error = await broken(web, f"http://127.0.0.1:{listener.getsockname()[1]}/x")
+    assert "does not answer on port" in error.reason
+
+
+async def test_what_is_no_http_is_told(tmp_path: Path) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        async with opened() as web:
+            error = await broken(web, f"http://127.0.0.1:{listener.socket.getsockname()[1]}/x")
+        nursery.cancel_scope.cancel()
+    assert "does not speak HTTP" in error.reason
+
+
+@pytest.mark.parametrize(
+    ("answer", "words"),
+    [
+        (b"407 Proxy Authentication Required", "wants a name and password"),
+        (b"403 Forbidden", "does not let us through to models.internal"),
+        (b"502 Bad Gateway", "can't reach models.internal"),
+    ],
+)
+async def test_a_proxy_that_refuses_is_told_apart_from_the_host(answer: bytes, words: str) -> None:
+    async def refuse(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 " + answer + b"\r\ncontent-length: 0\r\n\r\n")
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, refuse, 0, host="127.0.0.1"))
+        port = listener.socket.getsockname()[1]
+        async with opened(proxies=Proxies(https=f"http://me:secret@127.0.0.1:{port}")) as web:
+            with pytest.raises((FetchFailed, Broken), match=f"the proxy 127.0.0.1 {words}") as raised:
+                await get(web, "https://models.internal/x")
+        nursery.cancel_scope.cancel()
+    assert "HTTPS_PROXY" in (raised.value.remedy or "")
+    assert "secret" not in str(raised.value)
+
+
+async def test_what_to_do_names_the_environment_of_whoever_asks(tmp_path: Path, closed_port: int) -> None:
+    asker = Asker(environment="this command's environment", file=None)
+    with serve_tls(tmp_path) as origin:
+        async with opened(asker=asker, proxies=Proxies(http=f"http://p.invalid:{closed_port}")) as web:
+            errors = [
+                await failing(web, f"{origin.url}/x.gguf"),
+                (await broken(web, f"http://127.0.0.1:{closed_port}/x")).give_up(),
+            ]
+    for error in errors:
+        assert (error.remedy or "").endswith("in this command's environment")
+
+
+async def test_a_proxy_where_nobody_listens_is_named(closed_port: int) -> None:
+    async with opened(proxies=Proxies(https=f"http://me:secret@127.0.0.1:{closed_port}")) as web:
+        error = await broken(web, "https://models.internal/x")
+    assert f"nobody listens on port {closed_port} of the proxy 127.0.0.1" in error.reason
