@@ -108,6 +108,10 @@ class Fleet:
         lives = (self._state.roster.lives[key] for key in self._state.going)
         return tuple(sorted(life.replica.id for life in lives if life.evicted_for == name))
 
+    def renews_in_place(self, name: ModelName) -> bool:
+        """One of its own replicas is on its way out so that the next one has its room."""
+        return any(life.in_place for life in self._state.roster.of(name) if life.key in self._state.going)
+
     def retry_after_seconds(self, name: ModelName, now: float) -> int:
         """When to ask again for a model that is not ready, from 1 to 120: by how long such a launch has taken before,
         and a plain guess until there was one. Where it lacks room, and nobody knows when there will be some, it is
@@ -125,8 +129,7 @@ class Fleet:
         known = name in state.retry_at or name in state.roster.reserved
         if known or not isinstance(state.verdicts.get(name), Rejected):
             return False
-        going = (state.roster.lives[key] for key in state.going)
-        made = any(life.evicted_for == name or (life.in_place and life.replica.model == name) for life in going)
+        made = self.renews_in_place(name) or self.makes_way(name)
         return not made and not any(map(state.roster.is_desired, state.roster.of(name)))
 
     def least_wait_seconds(self, name: ModelName, now: float) -> float:

@@ -307,11 +307,15 @@ class FleetGateway:
 
     def _hopeless(self, model: Model) -> bool:
         """It will not be ready within the wait: better to say so now."""
-        verdict = self._fleet.verdict(model.name)
-        if not isinstance(verdict, Rejected):
+        if self._find_rejected(model) is None:
             return False
         # (room may be there any moment, and a load takes its time)
         return self._fleet.least_wait_seconds(model.name, self._clock()) > self._wait_seconds
+
+    def _find_rejected(self, model: Model) -> Rejected | None:
+        """Why it has no place; None also where one of its own replicas makes room for the next."""
+        verdict = self._fleet.verdict(model.name)
+        return verdict if isinstance(verdict, Rejected) and not self._fleet.renews_in_place(model.name) else None
 
     def _retry_after(self, model: Model) -> int:
         return self._fleet.retry_after_seconds(model.name, self._clock())
@@ -333,8 +337,8 @@ class FleetGateway:
             message = f"The model {model.name} can't be reached now; try again in {seconds} s."
             return Refusal(status=503, code="model_unreachable", message=message, retry_after=seconds)
         message = f"The model {model.name} is loading; try again in {seconds} s."
-        verdict = self._fleet.verdict(model.name)
-        if isinstance(verdict, Rejected):
+        verdict = self._find_rejected(model)
+        if verdict is not None:
             why = tell_shortage(verdict.reasons())
             message = f"The model {model.name} can't be placed now: {why}; try again in {seconds} s."
         return Refusal(status=503, code="model_loading", message=message, retry_after=seconds)

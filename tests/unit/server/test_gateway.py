@@ -942,6 +942,22 @@ async def test_what_will_not_be_ready_in_time_is_not_waited_for(
     assert trio.current_time() == start
 
 
+async def test_what_makes_room_for_its_own_next_definition_is_waited_for(
+    a_model: Any, node: Any, a_report: Any, autojump_clock: trio.testing.MockClock
+) -> None:
+    setting = Setting(wait_seconds=2.0)
+    model = a_model(gb=10.0)
+    setting.place(model, node)
+    (spec,) = setting.shards(model)
+    setting.report(node, a_report(spec, ShardState.READY))
+    setting.handle(CatalogChanged(models=(replace(model, source="/other.gguf"),)), Wakeup(), Wakeup())
+    assert setting.gateway.choose(model, frozenset()) is None
+    assert "The model tiny is loading; try again in " in setting.gateway.absent(model).message
+    start = trio.current_time()
+    assert not await setting.gateway.wait_ready(model)
+    assert trio.current_time() - start == 2.0
+
+
 # -- the last word
 
 
