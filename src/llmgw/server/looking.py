@@ -167,11 +167,21 @@ def _view_shard(shard: Shard, now: float, lost: frozenset[NodeId]) -> ShardView:
     )
 
 
+UNSEEN = "not placed yet: it may run on a node that this server has not heard since it began"
+
+
 def view_model(
-    each: ModelStatistics, lost: frozenset[NodeId], origin: Origin, where: str | None, *, failure: str | None = None
+    each: ModelStatistics,
+    lost: frozenset[NodeId],
+    origin: Origin,
+    where: str | None,
+    *,
+    failure: str | None = None,
+    held_up: bool = False,
 ) -> ModelView:
     """``lost``: the nodes that requests can't go to. ``failure`` is why its definition has failed, where an earlier
-    server has seen that: this one's fleet was only told that it has."""
+    server has seen that: this one's fleet was only told that it has. ``held_up``: nothing is placed that
+    may run on a node that the server has not heard yet."""
     # Of a replica that was placed anew the earlier epoch is still there, on a node that is lost or has to stop it.
     each = replace(each, replicas=tuple({replica.id: replica for replica in each.replicas}.values()))
     ready = sum(
@@ -186,7 +196,7 @@ def view_model(
     if 0 < wanted <= ready:
         status, detail = ModelStatus.READY, _find_ailing(each)
     else:
-        status, detail = _judge_model(each, lost, wanted)
+        status, detail = _judge_model(each, lost, wanted, held_up)
     if failed is not None:
         # Whatever else there is to tell: this waits for somebody who does something about it.
         goes_on = _tell_going_on(status, detail)
@@ -253,7 +263,9 @@ def _find_ailing(each: ModelStatistics) -> str | None:
     return next((f"{replica.id} on {replica.shard.node} {replica.progress}" for replica in ailing), None)
 
 
-def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) -> tuple[ModelStatus, str | None]:
+def _judge_model(
+    each: ModelStatistics, lost: frozenset[NodeId], wanted: int, held_up: bool
+) -> tuple[ModelStatus, str | None]:
     """What keeps it from being ready: what an operator can do something about comes first."""
     if each.held:
         going = any(replica.state is not ShardState.ENDED for replica in each.replicas)
@@ -280,7 +292,8 @@ def _judge_model(each: ModelStatistics, lost: frozenset[NodeId], wanted: int) ->
     if any(replica.state is ShardState.STOPPING or replica.draining for replica in each.replicas):
         return ModelStatus.STOPPING, None
     if wanted:
-        return ModelStatus.WAITING, None
+        # (for how long is told once, of all)
+        return ModelStatus.WAITING, UNSEEN if held_up else None
     return (ModelStatus.ON_DEMAND if each.model.scaling.max else ModelStatus.STOPPED), None
 
 

@@ -114,7 +114,8 @@ class _Moment:
         where = self.places.get(each.model.name)
         origin = Origin.STORED if where is None else Origin.DECLARED
         away = away_nodes(self.fleet, self.links) if away is None else away
-        return view_model(each, away, origin, where, failure=self.failures.get(each.model.name))
+        failure = self.failures.get(each.model.name)
+        return view_model(each, away, origin, where, failure=failure, held_up=self.held_up is not None)
 
     def sum_up(self) -> StatusView:
         fleet, nodes, models = self.fleet, self.view_nodes(gpus=False), self.view_models()

@@ -31,6 +31,7 @@ from llmgw.engines import READY, Command, EngineInfo, Health, Launch, SourceKind
 from llmgw.engines.registry import Found, open_engine
 from llmgw.errors import Problem
 from llmgw.server.looking import (
+    UNSEEN,
     concerns_of_store,
     count,
     find_concerns,
@@ -318,6 +319,12 @@ def test_a_model_without_a_ready_replica_says_what_it_waits_for(
         detail = f"n1: {verdict.rejections[0].detail}"
     view = judged(model, *replicas, verdict=verdict)
     assert (view.status, view.detail, view.serving) == (status, detail, False)
+
+
+def test_what_is_not_placed_because_it_may_run_unseen_says_so(a_model: Any) -> None:
+    statistics = ModelStatistics(model=a_model(), replicas=(), verdict=None)
+    view = view_model(statistics, NOBODY, Origin.STORED, None, held_up=True)
+    assert (view.status, view.detail) == (ModelStatus.WAITING, UNSEEN)
 
 
 def test_a_model_that_failed_and_has_no_room_now_says_what_it_waits_for(

@@ -266,6 +266,23 @@ def explain(
     return explain_status(status, headers, host, repo)
 
 
+def explain_storage(status: int, headers: Mapping[str, str], host: str, what: str, *, hub: str) -> FetchFailed | Broken:
+    """The same for where a hub keeps its files, to which it leads by addresses that are good for a while."""
+    if status in (401, 403):
+        return FetchFailed(
+            f"{host}, where {hub} keeps {what}, refuses it (it answers {status})",
+            Kind.REFUSED,
+            remedy=f"see whether a proxy before {host} forbids it, and whether this machine's clock is right",
+        )
+    if status in (404, 410):
+        return FetchFailed(
+            f"{host}, where {hub} says that it keeps {what}, has no such file (it answers {status})",
+            Kind.NO_FILE,
+            remedy=f"nothing can be done from here: only those who run {hub} can put it back",
+        )
+    return explain_status(status, headers, host, what)
+
+
 def explain_status(status: int, headers: Mapping[str, str], host: str, what: str) -> FetchFailed | Broken:
     """The same for any web server."""
     if status in _AGAIN or status >= 500:

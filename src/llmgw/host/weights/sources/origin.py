@@ -30,6 +30,7 @@ from llmgw.host.weights.sources.hub import (
     api_url,
     explain,
     explain_status,
+    explain_storage,
     file_url,
     read_repository,
     read_sha256,
@@ -155,6 +156,7 @@ class Origin:
         headers = {} if whole else {"range": f"bytes={start}-{stop - 1}"}
         async with self._following.ask(target.url, headers, keep=True) as answer:
             if answer.response.status_code not in FOUND:
+                _check_commit(source, listing.commit, answer)
                 raise self._explain(source, target.url, answer)
             skipped = check_answer(answer, target, start, stop)
             async with aclosing(self._take(answer, skipped, stop - start)) as chunks:
@@ -164,8 +166,8 @@ class Origin:
         asked = commit or source.revision or MAIN
         url = httpx.URL(api_url(self._settings.endpoint, source.repo, asked))
         async with self._following.ask(url, {}) as answer:
-            if commit is not None and answer.response.headers.get("x-error-code") == "RevisionNotFound":
-                raise name_change(source.repo, f"the hub has no commit {commit[:12]} any more")
+            if commit is not None:
+                _check_commit(source, commit, answer)
             if answer.response.status_code != 200:
                 raise self._explain(source, url, answer)
             body = await self._read_all(answer)
@@ -256,7 +258,12 @@ class Origin:
 
     def _explain(self, source: Source, start: httpx.URL, answer: Answer) -> FetchFailed | Broken:
         status, headers = answer.response.status_code, answer.response.headers
-        if source.form is weights.Form.HUB and is_same_origin(answer.url, start):
+        what = unquote(start.path.rpartition("/")[2])
+        if source.form is not weights.Form.HUB:
+            return explain_status(status, headers, answer.url.host, what)
+        # A hub leads to where a file lies, and that may be on its own host.
+        lost = status == 404 and answer.url != start and "x-error-code" not in headers
+        if is_same_origin(answer.url, start) and not lost:
             token_told = bool(self._following.authorize(answer.url))
             return explain(
                 source,
@@ -266,7 +273,7 @@ class Origin:
                 token_told=token_told,
                 asker=self._settings.asker,
             )
-        return explain_status(status, headers, answer.url.host, unquote(start.path.rpartition("/")[2]))
+        return explain_storage(status, headers, answer.url.host, what, hub=start.host)
 
     async def _read_all(self, answer: Answer) -> bytes:
         body = bytearray()
@@ -321,6 +328,11 @@ class Origin:
                         waited, came = 0.0, 0
                     yield chunk
                     since = trio.current_time()
+
+
+def _check_commit(source: Source, commit: str, answer: Answer) -> None:
+    if answer.response.headers.get("x-error-code") == "RevisionNotFound":
+        raise name_change(source.repo, f"the hub has no commit {commit[:12]} any more")
 
 
 async def _nothing() -> AsyncIterator[bytes]:

@@ -252,7 +252,22 @@ async def test_what_is_missing_is_told_apart(origin: Origin, folder: Path) -> No
     assert (error.kind, error.remedy) == (Kind.NO_FILE, "did you mean hf:org/repo/x.gguf?")
     listing = await resolve(origin, "hf:org/repo/config.json")
     (folder / "config.json").write_text("{ }")
-    assert (await failing(read, origin, listing)).kind is Kind.MISSING
+    error = await failing(read, origin, listing)
+    assert (error.kind, "has no commit" in error.message) == (Kind.CHANGED, True)
+
+
+@pytest.mark.parametrize(("status", "kind"), [(403, Kind.REFUSED), (404, Kind.NO_FILE)])
+async def test_where_the_hub_keeps_a_file_is_not_the_hub(
+    origin: Origin, web: FakeOrigin, status: int, kind: Kind
+) -> None:
+    listing = await resolve(origin, HUB_X)
+    web.fault("cdn/*", status=status)
+    error = await failing(read, origin, listing)
+    assert (error.kind, "where 127.0.0.1" in error.message) == (kind, True)
+    assert "token" not in error.message + (error.remedy or "")
+    web.fault("org/repo/resolve/*/config.json", redirect="/nowhere/config.json")
+    error = await failing(read, origin, await resolve(origin, "hf:org/repo/config.json"))
+    assert (error.kind, "has no such file" in error.message) == (Kind.NO_FILE, True)
 
 
 async def test_a_host_that_is_not_allowed_is_not_asked(web: FakeOrigin) -> None:
