@@ -111,7 +111,9 @@ def _place(state: State, model: Model, crew: crews.Crew, now: float, *, missing:
             return True
         if search.fits_by_proven_once_gone(going):
             return False
-    if not pending and not _may_go_first(state, crew, search, hopes=hopes, now=now):
+    # One after the other, however long the one that goes still answers somebody.
+    alone = not pending and not any(life.in_place for life in crew.going)
+    if alone and not _may_go_first(state, crew, search, hopes=hopes, now=now):
         _wait_for_room(state, model, verdict, now)
         if by is not None and model.name in state.retry_at:
             # A failure was announced, with the time of the next try: that is by what served before.

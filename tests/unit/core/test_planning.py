@@ -286,6 +286,35 @@ def test_two_that_roll_on_a_full_cluster_do_so_one_after_the_other() -> None:
     assert sources == {"/a/new", "/b/new"}
 
 
+def test_one_that_still_answers_somebody_is_waited_for_before_the_next_goes_in_place() -> None:
+    models = [a_model("m", least=1, most=3, gb=10.0, source=source) for source in ("/old", "/new")]
+    fleet, effects = a_fleet(
+        a_model("m", least=3, most=3, gb=10.0, source="/old"), nodes=[a_node(f"n{n}") for n in "123"]
+    )
+    for shard in {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    names = [replica.id for replica in fleet.ready(M)]
+    busy = Demand(model=M, waiting=0, in_flight=dict.fromkeys(names, 8))
+    fleet.handle(busy, 2.0)
+    wake(fleet, until=60.0)
+    fleet.handle(CatalogChanged(models=models[:1]), 60.0)
+    fleet.handle(busy, 60.0)
+    effects = fleet.handle(CatalogChanged(models=models[1:]), 61.0)
+    effects += wake(fleet, until=62.0)
+    (drain,) = drains(effects)
+    # other news has the model looked at again, and again
+    for now in (63.0, 70.0, 80.0):
+        effects = fleet.handle(NodeReported(node=replace(a_node("n1"), memory_foreign_gb=now / 100)), now)
+        effects += fleet.handle(busy, now)
+        assert drains([*effects, *wake(fleet, until=now + 1.0)]) == []
+    assert len(fleet.ready(M)) == 2
+    fleet.handle(drained(drain), 90.0)
+    (going,) = (each for each in fleet.statistics().models[0].replicas if each.id == drain.replica)
+    fleet.handle(a_word(going.shard, ShardState.ENDED), 91.0)
+    wake(fleet, until=91.0)
+    assert sorted(replica.state for replica in fleet.statistics().models[0].replicas)[:1] == [ShardState.PLACED]
+
+
 def test_the_room_of_one_that_fails_and_is_tried_again_in_a_moment_goes_to_nobody_else() -> None:
     other = a_model("w", least=0, gb=10.0)
     fleet, old = in_place(other)
