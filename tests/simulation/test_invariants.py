@@ -287,6 +287,18 @@ def a_drain(spec: ShardSpec, *, room: bool) -> Move:
     )
 
 
+def a_second_in_place(model: str) -> Move:
+    """A replica goes so that the next has its room, and so does another one."""
+    why = "its definition has changed, and there is no room for another beside it"
+    second = replace(a_replica(WELL), draining=why)
+    first = replace(a_replica(a_spec("n11", model=model, gpus=None)), draining=why)
+    return a_move(
+        before=books_of(first, a_replica(WELL)),
+        after=books_of(first, second, ready=False),
+        effects=[Drain(replica=WELL.replica, epoch=WELL.epoch, number=1)],
+    )
+
+
 def an_eviction(spec: ShardSpec, reckoning: Reckoning, **changes: object) -> Move:
     """A replica makes way for another model."""
     ready = a_replica(spec)
@@ -324,6 +336,7 @@ CASES: dict[str, tuple[Move, Move]] = {
     "groups_of_ranks_are_joined_where_they_can_be": (a_move(WELL), a_move(APART)),
     "what_answers_is_stopped_after_its_last_request": (a_stop(WELL, draining="it is idle"), a_stop(WELL)),
     "our_own_doing_takes_no_service_down": (a_drain(WELL, room=False), a_drain(WELL, room=True)),
+    "one_after_the_other_goes_in_place": (a_second_in_place("turn-a"), a_second_in_place("couple")),
     "only_what_is_idle_makes_way": (an_eviction(IDLE, Reckoning()), an_eviction(WELL, Reckoning())),
     "nobody_takes_the_place_of_what_is_about_to_begin_anew": (
         a_move(WELL, left={"GPU-n05-0": (ModelName("couple"), 60.0)}),

@@ -78,6 +78,8 @@ def find_running(
             state.whole_at.setdefault(life.key, max(now, state.settled_at) + WHOLE_SECONDS)
     life.heard.add(node)
     lives.enter(state, life)
+    if ours:
+        _note_size(state, spec.model.name, now)
     if shard.state is ShardState.READY:
         state.roster.note_held(node, spec.model.source)
     fate = "is taken over" if ours else "is to stop: it isn't what the catalog asks for"
@@ -89,6 +91,13 @@ def find_running(
     if life.replica.state is ShardState.READY:
         state.prove_at[life.key] = now + PROVING_SECONDS
     return life
+
+
+def _note_size(state: State, name: ModelName, now: float) -> None:
+    """So many there were worth having, and one more where one takes the place of another."""
+    staying = [state.find_move(life) is None for life in state.roster.of(name) if state.is_serving_on(life)]
+    state.sizes[name] = max(state.sizes.get(name, 0), len(staying) - (len(set(staying)) - 1))
+    state.demands.note_found(name, now)
 
 
 def find_again(state: State, life: Life, node: NodeId, report: ShardReport, now: float) -> None:

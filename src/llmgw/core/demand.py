@@ -25,7 +25,8 @@ STEP_SECONDS = 1.0
 class _Asked:
     """``asked_at``: when somebody last was answered, or told to come back, and ``owed_at`` the latter, since the model
     was last ready. ``since`` is from when on somebody has been waiting for it, inf while nobody is. ``steps`` is how
-    many replicas were worth having, by when that began."""
+    many replicas were worth having, by when that began; ``found_at``: when such were found that had been loaded before,
+    for a load that nobody here has seen."""
 
     waiting: int = 0
     in_flight: dict[ReplicaId, int] = field(default_factory=dict)
@@ -33,6 +34,7 @@ class _Asked:
     owed_at: float = -math.inf
     since: float = math.inf
     steps: deque[tuple[float, int]] = field(default_factory=deque)
+    found_at: float = -math.inf
 
 
 _NOBODY = _Asked()
@@ -79,6 +81,10 @@ class Demands:
         self._begin(name, asked, now)
         asked.asked_at = asked.owed_at = now
 
+    def note_found(self, name: ModelName, now: float) -> None:
+        """Replicas of it ran before anything was known of them."""
+        self._asked.setdefault(name, _Asked()).found_at = now
+
     def _begin(self, name: ModelName, asked: _Asked, now: float) -> None:
         """Somebody waits for it: since now, unless somebody has before."""
         if asked.since == math.inf or not (asked.waiting or self.is_owed(name, now)):
@@ -123,15 +129,18 @@ class Demands:
     def settled(self, name: ModelName, running: int, now: float) -> int:
         """How many replicas the load is worth, of which there are ``running``: as many, unless it has been more, or
         less, for long enough."""
-        steps = self._asked.get(name, _NOBODY).steps
-        least = min(_list_worth(steps, UP_SECONDS, now))
-        most = max(_list_worth(steps, DOWN_SECONDS, now))
+        asked = self._asked.get(name, _NOBODY)
+        least = min(_list_worth(asked.steps, UP_SECONDS, now))
+        if now < asked.found_at + DOWN_SECONDS:
+            return max(running, least)
+        most = max(_list_worth(asked.steps, DOWN_SECONDS, now))
         return max(running, least) if least > running else min(running, most)
 
     def settles_at(self, name: ModelName, now: float) -> float:
         """When ``settled`` may next answer otherwise though nobody says anything; inf when it won't."""
-        steps = self._asked.get(name, _NOBODY).steps
-        times = [began + wait for began, _ in steps for wait in (UP_SECONDS, DOWN_SECONDS)]
+        asked = self._asked.get(name, _NOBODY)
+        times = [began + wait for began, _ in asked.steps for wait in (UP_SECONDS, DOWN_SECONDS)]
+        times.append(asked.found_at + DOWN_SECONDS)
         return min((at for at in times if at > now), default=math.inf)
 
 

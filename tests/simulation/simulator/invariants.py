@@ -519,6 +519,25 @@ def our_own_doing_takes_no_service_down(move: Move) -> Iterator[str]:
             yield f"{serve} replicas of {name} serve without {replica.id}, {least} are to, and there is room for more"
 
 
+def one_after_the_other_goes_in_place(move: Move) -> Iterator[str]:
+    """While one that goes so that the next has its room still answers somebody, no other of its model goes."""
+    going = {(each.id, each.epoch): each for each in move.before.replicas if _goes_in_place(each)}
+    for effect in move.effects:
+        if not isinstance(effect, Drain):
+            continue
+        replica = move.after.find(effect.replica, effect.epoch)
+        if replica is None or not _goes_in_place(replica):
+            continue
+        for each in going.values():
+            if each.model == replica.model:
+                yield f"{replica.id} goes in place while {each.id} does"
+        going[replica.id, replica.epoch] = replica
+
+
+def _goes_in_place(replica: Replica) -> bool:
+    return replica.state is ShardState.READY and "no room for another beside it" in (replica.draining or "")
+
+
 def only_what_is_idle_makes_way(move: Move) -> Iterator[str]:
     """Of another model that loads on demand, on one node, two minutes after it was loaded, and where its room is
     enough; one after another."""
@@ -603,6 +622,7 @@ MOVES: tuple[Callable[[Move], Iterator[str]], ...] = (
     groups_of_ranks_are_joined_where_they_can_be,
     what_answers_is_stopped_after_its_last_request,
     our_own_doing_takes_no_service_down,
+    one_after_the_other_goes_in_place,
     only_what_is_idle_makes_way,
     nobody_takes_the_place_of_what_is_about_to_begin_anew,
     nothing_is_launched_again_and_again,

@@ -11,6 +11,7 @@ from fleets import (
     a_model,
     a_node,
     a_ready,
+    a_running,
     a_word,
     announced,
     desires,
@@ -30,8 +31,9 @@ from llmgw.core.demand import DEMAND_SECONDS, DOWN_SECONDS, STEP_SECONDS, UP_SEC
 from llmgw.core.events import CatalogChanged, Demand, ModelCalled, NodeRegistered, NodeReported, NodesExpected, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, ModelName, Scaling
+from llmgw.core.node import NodeId
 from llmgw.core.placement import Rejected
-from llmgw.core.replica import ReplicaId, ShardState
+from llmgw.core.replica import ReplicaId, ShardSpec, ShardState
 
 ONE, TWO = ReplicaId("rep-m-1"), ReplicaId("rep-m-2")
 WIDE = replace(a_model(gb=1.0), scaling=Scaling(min=0, max=3, target=2))
@@ -344,6 +346,39 @@ def test_when_the_load_is_less_for_long_enough_the_idle_ones_are_drained() -> No
         "rep-m-3 on n1 is to stop: its load needs no more than 1",
     ]
     assert [replica.id for replica in fleet.ready(M)] == ["rep-m-2"]
+
+
+def a_taken_over(*models: Model) -> tuple[Fleet, list[ShardSpec]]:
+    """A server that has begun anew finds a replica of each of these definitions of WIDE running, on nodes that come one
+    after the other."""
+    fleet = Fleet()
+    names = [f"n{number}" for number in range(1, len(models) + 1)]
+    fleet.handle(NodesExpected(nodes=frozenset(map(NodeId, names)), until=30.0), 0.0)
+    fleet.handle(CatalogChanged(models=(WIDE,)), 0.0)
+    specs = [a_running(model, number=at + 1, node=NodeId(names[at])) for at, model in enumerate(models)]
+    for spec in specs:
+        fleet.handle(NodeRegistered(node=a_node(spec.node), running=(found(spec),)), 1.0)
+    return fleet, specs
+
+
+def test_what_was_loaded_for_a_load_that_an_earlier_server_saw_stays_until_this_one_knows_better() -> None:
+    fleet, specs = a_taken_over(WIDE, WIDE, WIDE)
+    # (as a request or two come in, before all who ask have connected again)
+    fleet.handle(Demand(model=M, in_flight={specs[0].replica: 1}), 2.0)
+    assert drains(wake(fleet, until=300.9)) == []
+    assert fleet.wanted(WIDE, 300.9) == 3
+    assert len(drains(wake(fleet, until=302.0))) == 2
+
+
+def test_a_load_that_goes_on_after_a_restart_keeps_what_it_is_worth() -> None:
+    fleet, specs = a_taken_over(WIDE, WIDE, WIDE)
+    fleet.handle(Demand(model=M, in_flight={spec.replica: 2 for spec in specs}), 12.0)
+    assert drains(wake(fleet, until=5000.0)) == []
+
+
+def test_one_that_takes_the_place_of_another_at_a_restart_is_no_sign_of_load() -> None:
+    fleet, _ = a_taken_over(replace(WIDE, source="/old.gguf"), WIDE)
+    assert fleet.wanted(WIDE, 2.0) == 1
 
 
 def test_the_least_number_stays_however_little_is_asked() -> None:
