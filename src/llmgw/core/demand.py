@@ -56,8 +56,10 @@ class Demands:
         elif demand.waiting or demand.asked:
             self._begin(model.name, asked, now)
         asked.waiting = demand.waiting
+        # Whoever was answered until now has asked until now.
+        was_answered = bool(asked.in_flight)
         asked.in_flight = {replica: count for replica, count in demand.in_flight.items() if count}
-        if demand.asked or demand.answered or asked.in_flight:
+        if demand.asked or demand.answered or was_answered or asked.in_flight:
             asked.asked_at = now
         if demand.asked and not ready:
             asked.owed_at = now

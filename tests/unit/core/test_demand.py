@@ -205,6 +205,16 @@ def test_the_idle_timeout_is_what_the_model_says_and_the_fleet_asks_to_be_woken_
     assert texts(fleet.handle(Wakeup(), 140.0)) == ["rep-m-1 on n1 is to stop: nobody has asked for it for 40s"]
 
 
+def test_who_was_answered_for_long_has_asked_until_its_end() -> None:
+    model = replace(a_model(), scaling=Scaling(min=0, max=1, idle_timeout_seconds=40.0))
+    fleet, shard = a_ready(model, now=100.0)
+    fleet.handle(Demand(model=M, in_flight={shard.replica: 1}), 101.0)
+    assert drains(wake(fleet, until=400.0)) == []
+    fleet.handle(Demand(model=M), 400.0)
+    assert drains(wake(fleet, until=439.0)) == []
+    assert len(drains(wake(fleet, until=440.0))) == 1
+
+
 def test_a_load_is_not_idle_however_long_it_takes() -> None:
     fleet, _ = a_fleet(a_model(least=0))
     shard = the_shard(fleet.handle(Demand(model=M, waiting=1), 0.0))
