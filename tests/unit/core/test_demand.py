@@ -67,11 +67,11 @@ def test_a_word_replaces_all_that_was_said_before() -> None:
     assert (demands.waiting(M), demands.in_flight(M, ONE), demands.in_flight(M, TWO)) == (1, 0, 4)
 
 
-def test_it_is_asked_for_as_long_as_somebody_is_answered_and_then_it_was_when_that_was_last_said() -> None:
+def test_it_is_asked_for_until_the_last_answer_has_ended() -> None:
     demands = noted((1.0, 2))
     assert demands.asked_at(M, 50.0) == 50.0
     demands.note(WIDE, Demand(model=M), 51.0, ready=True)
-    assert demands.asked_at(M, 60.0) == 1.0
+    assert demands.asked_at(M, 60.0) == 51.0
     demands.note(WIDE, Demand(model=M, asked=True), 52.0, ready=True)
     assert demands.asked_at(M, 60.0) == 52.0
 
