@@ -9,7 +9,7 @@ from llmgw.core.effects import Announce, Happening, Learn, Proven, Reverted
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.replica import MAY_FOLLOW, Load, Measured, Replica, Shard, ShardReport, ShardState, reached
-from llmgw.core.rolling import PROVING_SECONDS
+from llmgw.core.rolling import PROVING_SECONDS, UNANSWERED_SECONDS
 from llmgw.core.roster import Life
 from llmgw.core.scaling import fail as count_failure
 from llmgw.core.state import State
@@ -137,13 +137,19 @@ def prove(state: State, life: Life, now: float) -> None:
         # Nobody knows what it does now.
         state.prove_at[life.key] = now + PROVING_SECONDS
         return
+    silent = state.is_busy(life) and not life.answered
+    if silent and now < life.replica.since + UNANSWERED_SECONDS:
+        # Its health is all that is known of it: the first that it was asked is not answered yet.
+        state.prove_at[life.key] = now + PROVING_SECONDS
+        return
     life.proven = True
     earlier = state.rolls.proven(life.replica.model)
     proven = state.rolls.note_proven(life.replica.shard)
     if proven is not None:
         state.effects.append(Proven(model=proven))
         if earlier is not None:
-            text = f"{life.replica.id} has served by the changed definition for {format_duration(PROVING_SECONDS)}"
+            served = format_duration(round(now - life.replica.since))
+            text = f"{life.replica.id} has served by the changed definition for {served}"
             state.announce(life.replica, text, what=Happening.ROLLED)
     state.plan_later(life.replica.model)
 

@@ -26,7 +26,7 @@ def change_catalog(state: State, event: CatalogChanged, now: float) -> None:
             state.forget_failures(name)
         if written is None:
             state.demands.forget(name)
-            for known in (state.review_at, state.sizes, state.told, state.reserved_until):
+            for known in (state.review_at, state.sizes, state.replacing, state.told, state.reserved_until):
                 known.pop(name, None)
             if state.roster.release(name):
                 state.plan_waiting()
@@ -115,6 +115,10 @@ def take_demand(state: State, demand: Demand, now: float) -> None:
         return
     asked = state.demands.is_answered(model.name) or state.demands.waiting(model.name) > 0
     state.demands.note(model, demand, now, ready=model.name in state.roster.ready)
+    if demand.answered_by:
+        for replica in state.roster.ready.get(model.name, ()):
+            if replica.id in demand.answered_by:
+                state.roster.lives[replica.id, replica.epoch, replica.shard.node].answered = True
     state.plan_later(model.name)
     if asked and not state.demands.is_answered(model.name) and not state.demands.waiting(model.name):
         # It is idle, or loads for nobody, and may make way for those that wait.

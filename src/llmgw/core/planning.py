@@ -12,7 +12,7 @@ from llmgw.core.model import Model, ModelName
 from llmgw.core.placement import Placement, Rejected, Verdict
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import ShardState
-from llmgw.core.roster import Life
+from llmgw.core.roster import Life, LifeKey
 from llmgw.core.searching import Search
 from llmgw.core.state import FEW, State, few
 from llmgw.core.trace import Decision
@@ -46,6 +46,10 @@ def _plan(state: State, model: Model, now: float) -> None:
     state.retry_at.pop(model.name, None)
     crew = crews.muster(state, model, now)
     want = state.sizes[model.name] = state.wanted(model, now)
+    if crew.moving:
+        state.replacing[model.name] = None
+    else:
+        state.replacing.pop(model.name, None)
     crews.shed(state, model, crew, want, now)
     lacking = want - len(crew.steady)
     # What is not proven yet may fail: one at a time, or a bad definition takes all places at once.
@@ -111,8 +115,9 @@ def _place(state: State, model: Model, crew: crews.Crew, now: float, *, missing:
             return True
         if search.fits_by_proven_once_gone(going):
             return False
-    # One after the other, however long the one that goes still answers somebody.
-    alone = not pending and not any(life.in_place for life in crew.going)
+    # One after the other, however long one that goes still answers somebody.
+    alone = not pending and all(life.replica.draining is None for life in crew.going)
+    hopes = hopes or (alone and bool(crew.moving) and search.fits_once_gone(_list_replaced(state, model.name)))
     if alone and not _may_go_first(state, crew, search, hopes=hopes, now=now):
         _wait_for_room(state, model, verdict, now)
         if by is not None and model.name in state.retry_at:
@@ -155,6 +160,18 @@ def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: 
         # It does not serve yet, and would only have to go again.
         crew.moving.remove(life)
         leaving.retire(state, life, state.find_move(life) or "", now)
+
+
+def _list_replaced(state: State, name: ModelName) -> list[LifeKey]:
+    """The replicas of other models that go as soon as those have served for a while that are to take their place."""
+    found: list[LifeKey] = []
+    for other in state.replacing:
+        lives = [life for life in state.roster.of(other) if other != name and state.is_serving_on(life)]
+        replaced = [life.key for life in lives if state.find_move(life) is not None]
+        # (not of those that wait themselves)
+        if len(replaced) < len(lives):
+            found += replaced
+    return found
 
 
 def _may_go_first(state: State, crew: crews.Crew, search: Search, *, hopes: bool, now: float) -> bool:

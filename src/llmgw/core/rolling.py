@@ -11,6 +11,8 @@ from llmgw.core.replica import ReplicaId, ShardSpec
 
 # What has served for so long is good: engines that fall over do it within their first requests.
 PROVING_SECONDS = 10.0
+# Where somebody waits for its first answer, no sooner than that is there, or would have shown that it hangs.
+UNANSWERED_SECONDS = 120.0
 
 # One failure may be its node's, or somebody's who has killed the engine.
 TRIES = 2

@@ -63,8 +63,8 @@ class Life:
     has served, once it no longer does. ``given_up``: another epoch takes its place, since a node of it is lost.
     ``stray``: it runs though nobody asked its node to. ``in_place``: its room is the next one's.
     ``stands_in``: it was launched as its model was before, since what is written has no place. ``proven``: it has
-    served for a while; ``recalled``: an operator wants it replaced; ``drain`` is the number of its last drain;
-    ``evicted_for`` the model that it makes way for.
+    served for a while; ``answered``: it has answered somebody; ``recalled``: an operator wants it replaced; ``drain``
+    is the number of its last drain; ``evicted_for`` the model that it makes way for.
     """
 
     replica: Replica
@@ -78,6 +78,7 @@ class Life:
     in_place: bool = False
     stands_in: bool = False
     proven: bool = False
+    answered: bool = False
     recalled: bool = False
     drain: int = 0
     evicted_for: ModelName | None = None

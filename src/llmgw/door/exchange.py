@@ -120,8 +120,8 @@ class Gateway(Protocol):
     def choose(self, model: Model, without: Collection[str]) -> Route | None:
         """A ready replica that is none of ``without``; it counts as busier until ``release``."""
 
-    def release(self, route: Route) -> None:
-        """The request that ``choose`` gave this route to is over."""
+    def release(self, route: Route, *, answered: bool) -> None:
+        """The request that ``choose`` gave this route to is over; whether it was answered, be it in part."""
 
     def eject(self, route: Route, reason: str) -> None:
         """No connection to this replica was had, or it broke before an answer: any other is to be preferred for now."""
@@ -262,7 +262,7 @@ def _infer(request: Request, gateway: Gateway, timeouts: Timeouts) -> Steps:
         try:
             failed = yield from _ask(call, route)
         finally:
-            gateway.release(route)
+            gateway.release(route, answered=request.first_byte_at is not None)
         if failed is None:
             return
         # one that could not even be asked says nothing about one that was

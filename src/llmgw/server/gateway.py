@@ -227,9 +227,9 @@ class FleetGateway:
             base=_word_base(shard.profile.engine, rules),
         )
 
-    def release(self, route: Route) -> None:
+    def release(self, route: Route, *, answered: bool) -> None:
         assert isinstance(route, _Counted)  # noqa: S101 - all are made here
-        self._traffic.end(route.flight)
+        self._traffic.end(route.flight, answered=answered)
 
     @contextmanager
     def counted(self, replica: Replica) -> Iterator[None]:
@@ -239,7 +239,8 @@ class FleetGateway:
         try:
             yield
         finally:
-            self._traffic.end(flight)
+            # (whoever asks by a way of its own looks at the answer itself)
+            self._traffic.end(flight, answered=False)
 
     def drain(self, replica: ReplicaId, epoch: int, number: int) -> None:
         """Put ``Drained`` with this number as soon as nothing is in flight to this epoch."""

@@ -47,6 +47,7 @@ class Traffic:
         # since the last word (dicts, whose order is the same in each run of a simulation)
         self._asked: dict[ModelName, None] = {}
         self._answered: dict[ModelName, None] = {}
+        self._answered_by: dict[ModelName, set[ReplicaId]] = {}
         self._told: dict[ModelName, Figures] = {}
 
     # -- what is in flight
@@ -76,10 +77,12 @@ class Traffic:
             self.in_flight[flight.replica] = flight.count
         self._answered[flight.model] = None
 
-    def end(self, flight: Flight) -> None:
-        """One that began is over."""
+    def end(self, flight: Flight, *, answered: bool) -> None:
+        """One that began is over, after an answer, or the first of one, or without."""
         flight.count -= 1
         if flight.newest:
+            if answered:
+                self._answered_by.setdefault(flight.model, set()).add(flight.replica)
             if flight.count:
                 self.in_flight[flight.replica] = flight.count
                 return
@@ -151,9 +154,10 @@ class Traffic:
 
     def tell_changes(self) -> None:
         """Tell how much each model is asked for, where that is not what was told last or somebody has asked since."""
-        for model in {**self._asked, **self._answered, **self._told, **self._waiting}:
+        for model in {**self._asked, **self._answered, **self._answered_by, **self._told, **self._waiting}:
             demand = self._measure(model)
-            if demand.asked or demand.answered or (demand.waiting, demand.in_flight) != self._told.get(model, NOTHING):
+            news = demand.asked or demand.answered or demand.answered_by
+            if news or (demand.waiting, demand.in_flight) != self._told.get(model, NOTHING):
                 self._tell(demand)
 
     def _measure(self, model: ModelName, *, asked: bool | None = None) -> Demand:
@@ -164,11 +168,13 @@ class Traffic:
             in_flight={name: flight.count for name, flight in flights.items() if flight.count},
             asked=model in self._asked if asked is None else asked,
             answered=model in self._answered,
+            answered_by=frozenset(self._answered_by.get(model, ())),
         )
 
     def _tell(self, demand: Demand) -> None:
         self._asked.pop(demand.model, None)
         self._answered.pop(demand.model, None)
+        self._answered_by.pop(demand.model, None)
         self._note(demand)
         self._scheduler.put(demand)
 

@@ -315,6 +315,28 @@ def test_one_that_still_answers_somebody_is_waited_for_before_the_next_goes_in_p
     assert sorted(replica.state for replica in fleet.statistics().models[0].replicas)[:1] == [ShardState.PLACED]
 
 
+def test_the_place_that_another_model_is_about_to_free_is_waited_for() -> None:
+    nodes = [a_node(f"n{number}") for number in (1, 2, 3)]
+    models = [a_model(name, gb=10.0, source=f"/{name}") for name in "ab"]
+    fleet, effects = a_fleet(*models, nodes=nodes)
+    for shard in {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=60.0)
+    effects = fleet.handle(CatalogChanged(models=tuple(replace(model, source="/new") for model in models)), 60.0)
+    effects += wake(fleet, until=61.0)
+    # the one goes to the spare place, and the other waits for the room that it leaves
+    assert drains(effects) == []
+    (new,) = (shard for desire in desires(effects) for shard in desire.shards if shard.model.source == "/new")
+    fleet.handle(a_word(new, ShardState.READY), 65.0)
+    (drain,) = drains(wake(fleet, until=76.0))
+    fleet.handle(drained(drain), 76.0)
+    first, second = sorted("ab", key=lambda name: name != new.model.name)
+    (old,) = (each for each in fleet.statistics().models["ab".index(first)].replicas if each.id == drain.replica)
+    fleet.handle(a_word(old.shard, ShardState.ENDED), 77.0)
+    assert drains(wake(fleet, until=78.0)) == []
+    assert sorted(of_each(fleet)[second]) == [ShardState.PLACED, ShardState.READY]
+
+
 def test_the_room_of_one_that_fails_and_is_tried_again_in_a_moment_goes_to_nobody_else() -> None:
     other = a_model("w", least=0, gb=10.0)
     fleet, old = in_place(other)

@@ -44,7 +44,16 @@ from llmgw.core.events import (
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, Profile, Scaling
 from llmgw.core.replica import ShardSpec, ShardState
-from llmgw.core.rolling import PROVING_SECONDS, TRIES, Failed, Rollout, Rolls, defines, is_same_launch
+from llmgw.core.rolling import (
+    PROVING_SECONDS,
+    TRIES,
+    UNANSWERED_SECONDS,
+    Failed,
+    Rollout,
+    Rolls,
+    defines,
+    is_same_launch,
+)
 from llmgw.core.starting import LAUNCH_SECONDS
 
 OLD, NEW, NEWER = a_model(), a_model(source="/new"), a_model(source="/newer")
@@ -232,6 +241,39 @@ def test_a_definition_is_proven_when_it_has_served_for_ten_seconds() -> None:
     fleet.handle(a_word(shard, ShardState.ENDED), 20.0)
     fleet.handle(a_word(the_shard(wake(fleet, until=25.0)), ShardState.READY), 26.0)
     assert proven(wake(fleet, until=40.0)) == []
+
+
+def test_where_somebody_waits_for_its_first_answer_it_is_not_proven_before_that_is_there() -> None:
+    fleet, shard = a_ready(OLD)
+    fleet.handle(Demand(model=M, in_flight={shard.replica: 1}), 2.0)
+    assert proven(wake(fleet, until=94.0)) == []
+    fleet.handle(Demand(model=M, in_flight={shard.replica: 3}, answered_by=frozenset({shard.replica})), 95.0)
+    assert proven(wake(fleet, until=105.0)) == [OLD]
+
+
+def test_one_that_would_have_shown_by_now_that_it_hangs_is_proven_though_its_first_answer_takes_long() -> None:
+    fleet, shard = a_ready(OLD)
+    fleet.handle(Demand(model=M, in_flight={shard.replica: 1}), 2.0)
+    assert proven(wake(fleet, until=UNANSWERED_SECONDS)) == []
+    assert proven(wake(fleet, until=2.0 + UNANSWERED_SECONDS)) == [OLD]
+
+
+def test_a_definition_that_hangs_from_the_start_takes_no_place_and_is_returned_from() -> None:
+    fleet, old = a_served()
+    changed(fleet, NEW)
+    now = 30.0
+    for _ in range(TRIES):
+        new = the_new(fleet)
+        fleet.handle(a_word(new, ShardState.READY), now)
+        fleet.handle(
+            Demand(model=M, in_flight={old.replica: 1, new.replica: 1}, answered_by=frozenset({old.replica})), now + 1.0
+        )
+        assert drains(wake(fleet, until=now + 90.0)) == []
+        fleet.handle(a_word(new, ShardState.ENDED, cause="it hangs"), now + 91.0)
+        wake(fleet, until=now + 100.0)
+        now += 100.0
+    assert fleet.launched(M) == OLD
+    assert [replica.id for replica in fleet.ready(M)] == [old.replica]
 
 
 def test_an_engine_that_falls_over_with_its_first_requests_proves_nothing() -> None:

@@ -69,7 +69,7 @@ class FakeGateway:
                 return route
         return None
 
-    def release(self, route: Route) -> None:
+    def release(self, route: Route, *, answered: bool) -> None:
         self.released.append(route.replica)
 
     def eject(self, route: Route, reason: str) -> None:

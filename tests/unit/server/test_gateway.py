@@ -189,7 +189,7 @@ def take(setting: Setting, without: Any = frozenset()) -> Route:
     assert model is not None
     route = setting.gateway.choose(model, without)
     assert route is not None
-    setting.gateway.release(route)
+    setting.gateway.release(route, answered=True)
     return route
 
 
@@ -425,7 +425,7 @@ def test_what_is_in_flight_is_counted_up_and_down(ready: Setting, a_model: Any) 
     assert ready.gateway._traffic.in_flight == {"rep-tiny-1": 3}
     for route in routes:
         assert route is not None
-        ready.gateway.release(route)
+        ready.gateway.release(route, answered=True)
     assert ready.gateway._traffic.in_flight == {}
 
 
@@ -437,8 +437,8 @@ def test_nothing_is_kept_of_requests_that_are_over(pair: Setting) -> None:
         assert first is not None
         assert second is not None
         assert first.replica != second.replica
-        pair.gateway.release(second)
-        pair.gateway.release(first)
+        pair.gateway.release(second, answered=True)
+        pair.gateway.release(first, answered=True)
     assert pair.gateway._traffic.in_flight == {}
     assert len(pair.gateway._routes) == 2
     assert told(pair) == []
@@ -487,9 +487,9 @@ async def test_the_fleet_hears_about_once_a_second_how_busy_a_model_is(
     assert told(ready) == [Demand(model=M, in_flight={ReplicaId("rep-tiny-1"): 1}, answered=True)]
     await trio.sleep(10)
     assert told(ready) == []
-    ready.gateway.release(route)
+    ready.gateway.release(route, answered=True)
     await trio.sleep(1)
-    assert told(ready) == [Demand(model=M)]
+    assert told(ready) == [Demand(model=M, answered_by=frozenset({ReplicaId("rep-tiny-1")}))]
     # one that came and went between two looks was answered all the same
     take(ready)
     await trio.sleep(1)
@@ -606,10 +606,10 @@ def test_a_replica_is_drained_when_its_last_request_is_over(ready: Setting, a_mo
     ready.gateway.drain(ReplicaId("rep-tiny-1"), 1, 5)
     # a newer number replaces it
     ready.gateway.drain(ReplicaId("rep-tiny-1"), 1, 6)
-    ready.gateway.release(first)
+    ready.gateway.release(first, answered=True)
     ready.gateway.eject(second, "it broke")
     assert told(ready) == []
-    ready.gateway.release(second)
+    ready.gateway.release(second, answered=True)
     assert told(ready) == [drained(1, 6)]
     # said once, whatever comes after
     take(ready)
@@ -627,9 +627,9 @@ async def test_what_is_in_flight_to_an_earlier_epoch_is_counted_apart(
     assert ready.gateway._traffic.in_flight == {"rep-tiny-1": 1}
     ready.gateway.drain(ReplicaId("rep-tiny-1"), 1, 7)
     ready.gateway.drain(ReplicaId("rep-tiny-1"), again.epoch, 8)
-    ready.gateway.release(new)
+    ready.gateway.release(new, answered=True)
     assert told(ready) == [drained(again.epoch, 8)]
-    ready.gateway.release(old)
+    ready.gateway.release(old, answered=True)
     assert told(ready) == [drained(1, 7)]
     assert ready.gateway._traffic.in_flight == {}
 
@@ -664,7 +664,7 @@ async def test_nothing_is_kept_of_a_model_that_is_gone_once_its_last_request_is_
     ready.handle(CatalogChanged(models=()))
     await trio.sleep(2)
     assert len(ready.gateway._routes) == 1
-    ready.gateway.release(route)
+    ready.gateway.release(route, answered=True)
     await trio.sleep(2)
     assert ready.gateway._routes == {}
     assert ready.gateway._traffic.models() == []
@@ -707,14 +707,14 @@ async def test_a_model_comes_when_it_is_asked_for_and_goes_when_it_no_longer_is(
     # one answer takes longer than idle replicas stay
     await trio.sleep(500)
     assert gateway.choose(model, frozenset()) is route
-    gateway.release(route)
-    gateway.release(route)
+    gateway.release(route, answered=True)
+    gateway.release(route, answered=True)
     await trio.sleep(50)
     assert setting.shards(model)
     # and one more keeps it
     again = gateway.choose(model, frozenset())
     assert again is not None
-    gateway.release(again)
+    gateway.release(again, answered=True)
     await trio.sleep(50)
     assert (await setting.scheduler.desired(node.id, 0)).shards
     await trio.sleep(20)

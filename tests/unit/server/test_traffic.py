@@ -70,7 +70,7 @@ def test_only_the_newest_epoch_counts_as_load(traffic: Traffic, replica: Replica
     assert traffic.in_flight == {}
     traffic.begin(second)
     traffic.begin(second)
-    traffic.end(first)
+    traffic.end(first, answered=False)
     assert traffic.in_flight == {replica.id: 2}
     # one that another has taken the place of may be asked by its name all the same
     again = traffic.open(replica)
@@ -78,7 +78,7 @@ def test_only_the_newest_epoch_counts_as_load(traffic: Traffic, replica: Replica
     traffic.begin(again)
     assert traffic.open(replica) is again
     assert traffic.in_flight == {replica.id: 2}
-    traffic.end(again)
+    traffic.end(again, answered=False)
     assert traffic._earlier == {}
 
 
@@ -91,10 +91,10 @@ def test_an_earlier_epoch_is_drained_by_its_own_requests(
     second = traffic.open(replace(replica, epoch=2))
     traffic.begin(second)
     traffic.drain(replica.id, 1, 3)
-    traffic.end(second)
-    traffic.end(first)
+    traffic.end(second, answered=False)
+    traffic.end(first, answered=False)
     assert taken(scheduler) == []
-    traffic.end(first)
+    traffic.end(first, answered=False)
     assert taken(scheduler) == [Drained(replica=replica.id, epoch=1, number=3)]
     # an epoch that nobody has asked yet
     traffic.drain(replica.id, 3, 4)
@@ -160,7 +160,7 @@ def test_a_model_that_is_gone_is_forgotten_replica_by_replica(traffic: Traffic, 
     traffic.open(other)
     assert traffic.models() == [M]
     assert traffic.forget(M) == [other.id]
-    traffic.end(flight)
+    traffic.end(flight, answered=False)
     assert traffic.forget(M) == [replica.id]
     assert traffic.models() == []
     assert traffic.forget(M) == []
