@@ -18,7 +18,7 @@ from llmgw.config.labels import wrong_label
 from llmgw.core.events import NodeMarked, NodeRemoved
 from llmgw.core.hosts import Standing
 from llmgw.core.node import NodeId
-from llmgw.core.picture import FleetStatistics, NodeStatistics
+from llmgw.core.picture import Draining, FleetStatistics, NodeStatistics
 from llmgw.core.replica import ShardState
 from llmgw.server.acts import carry_through
 from llmgw.server.machines import KeptNode, LinkFacts, living, view_brake
@@ -162,7 +162,7 @@ class Marking:
             each = _find(fleet, node)
             connected = any(link.node == node and link.connected for link in self._links())
             if each is not None:
-                _refuse_in_use(each)
+                _refuse_in_use(each, fleet.draining.get(node))
             elif node not in self.kept:
                 raise self._unknown(name, connected=connected)
             elif connected:
@@ -293,7 +293,7 @@ def _is_less(after: BrakeView | None, before: BrakeView | None) -> bool:
     return (after.lost, after.nodes) != (before.lost, before.nodes)
 
 
-def _refuse_in_use(each: NodeStatistics) -> None:
+def _refuse_in_use(each: NodeStatistics, draining: Draining | None) -> None:
     """Refused unless the node is lost, or drained: cordoned with nothing alive on it."""
     name, running = each.node.id, living(each)
     if each.host.standing is Standing.LOST or (each.host.cordoned and not running):
@@ -303,10 +303,14 @@ def _refuse_in_use(each: NodeStatistics) -> None:
         stands += f", with {', '.join(running)}"
     # (one that was removed, or is one too many, needs no further word)
     going = {replica.id for replica in each.replicas if replica.state is ShardState.STOPPING or replica.draining}
+    stays = not going.issuperset(running)
     steps = []
-    if not going.issuperset(running):
+    if stays and draining is None:
         steps.append(f"`llmgw ctl drain {name}`")
-    elif not each.host.cordoned:
+    elif stays and draining is not None and draining.until is None:
+        # (it waits for room elsewhere, which there may never be)
+        steps.append(f"make room elsewhere, or give the drain an end: `llmgw ctl drain {name} --deadline 10m`")
+    elif not stays and not each.host.cordoned:
         steps.append(f"`llmgw ctl cordon {name}`")
     if running:
         steps.append(f"wait until {', '.join(running)} {'has' if len(running) == 1 else 'have'} stopped")

@@ -399,6 +399,23 @@ async def test_a_node_that_is_drained_already_is_only_waited_for(
         assert "first wait until rep-m-1 has stopped" in (await refusal(bench.marking.remove("n1"))).message
 
 
+async def test_a_drain_that_waits_for_room_is_not_asked_for_again(
+    start: Start, node: Node, a_model: Any, a_report: Any
+) -> None:
+    async with start() as bench:
+        await bench.register(node)
+        await run_one(bench, a_model("m"), a_report)
+        await bench.marking.drain("n1", deadline_seconds=None)
+        await bench.tell()
+        assert (await refusal(bench.marking.remove("n1"))).message.startswith(
+            "n1 is ready and cordoned, with rep-m-1: first make room elsewhere, or give the drain an end: `llmgw ctl "
+            "drain n1 --deadline 10m`, then wait until rep-m-1 has stopped; or"
+        )
+        await bench.marking.drain("n1", deadline_seconds=60.0)
+        await bench.tell()
+        assert "rep-m-1: first wait until rep-m-1" in (await refusal(bench.marking.remove("n1"))).message
+
+
 async def test_a_node_at_work_is_refused_with_the_way(start: Start, node: Node, a_model: Any, a_report: Any) -> None:
     async with start() as bench:
         await bench.register(node, replace(node, id=N2))
