@@ -110,8 +110,21 @@ RULES: tuple[Rule, ...] = (
     ),
     rule(
         CauseKind.WEIGHTS_MISSING,
-        r"(illegal split file idx.*|invalid split file.*|missing split.*)",
+        r"(illegal split file idx.*|invalid split file name.*|missing split.*)",
         "a model in several files is given as its first (-00001-of-), with the others beside it",
+        line="{0}",
+    ),
+    rule(
+        CauseKind.WEIGHTS_CORRUPT,
+        r"(invalid split file idx: .* \(file: (.+)\), expected .*)",
+        "{1} is another part than its name says: fetch it again",
+        line="{0}",
+    ),
+    rule(
+        CauseKind.WEIGHTS_CORRUPT,
+        r"(corrupted model: \d+ tensors expected but \d+ found|invalid model: tensor '.*' is duplicated"
+        r"|invalid split count\b.*)",
+        "its parts are not of one model: fetch all of them again",
         line="{0}",
     ),
     rule(
@@ -291,8 +304,13 @@ _CALLERS = (
     ),
     ("draft model", re.compile(r"failed to load draft model,? '(.+)'$")),
     ("control vector", re.compile(r"failed to load control vector file from (.+)$")),
+    # (its first part is in order then, by whose name the callers go)
+    (_WEIGHTS, re.compile(r"failed to load GGUF split from (.+)$")),
     (_WEIGHTS, re.compile(r"failed to load model,? '(.+)'$")),
 )
+# What is told of one that is in several files may be of any of them, where no line names another.
+_FIRST_PART = re.compile(r"-00001-of-(?!00001)\d{5}\.gguf$")
+_NAMED = re.compile(r"\(file: .+\)")
 _KEYS = {"adapter": "its source in loras", "mmproj": "the model's mmproj"}
 _REMEDIES = {
     CauseKind.WEIGHTS_MISSING: "the {0} is not on this node: correct {1}, or put the file there",
@@ -334,8 +352,9 @@ def _name_file(cause: Cause, texts: Sequence[str]) -> Cause:
     here = path in cause.line
     if what == _WEIGHTS:
         # Alone, the path says what it is: it is the model's source.
-        whose = cause.kind is CauseKind.WEIGHTS_CORRUPT and not here
-        return replace(cause, line=f"the weights {path}: {cause.line}") if whose else cause
+        whose = cause.kind is CauseKind.WEIGHTS_CORRUPT and not here and _NAMED.search(cause.line) is None
+        part = " or another of its parts" if _FIRST_PART.search(path) else ""
+        return replace(cause, line=f"the weights {path}{part}: {cause.line}") if whose else cause
     line = f"the {what}{'' if here else f' {path}'}: {cause.line}"
     own = _REMEDIES.get(cause.kind, "the {0} does not go with these weights or this release, or is none: take another")
     # Of a file that is there and may not be read the rule has named what to do.

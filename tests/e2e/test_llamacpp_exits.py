@@ -126,6 +126,21 @@ def test_a_page_instead_of_a_model(launch: Launch, tmp_path: Path) -> None:
     assert cause.line == f"the weights {page}: invalid magic characters: '<htm', expected 'GGUF'"
 
 
+def test_a_page_in_the_place_of_a_part(launch: Launch, tmp_path: Path) -> None:
+    first, second = (tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2))
+    write_gguf(first, {"general.architecture": "llama", "split.no": 0, "split.count": 2}, {"a": ((32,), [0.0] * 32)})
+    second.write_text("<html>Not found</html>" * 100)
+    cause = end_of(replace(launch, source=str(first)))
+    assert cause.kind is CauseKind.WEIGHTS_CORRUPT
+    assert cause.line == f"the weights {second}: invalid magic characters: '<htm', expected 'GGUF'"
+    write_gguf(second, {"split.no": 0, "split.count": 2}, {})
+    cause = end_of(replace(launch, source=str(first)))
+    assert (cause.kind, str(second) in cause.line) == (CauseKind.WEIGHTS_CORRUPT, True)
+    second.unlink()
+    cause = end_of(replace(launch, source=str(first)))
+    assert (cause.kind, str(second) in cause.line) == (CauseKind.WEIGHTS_MISSING, True)
+
+
 def test_a_page_beside_a_good_model(launch: Launch, tmp_path: Path) -> None:
     """An adapter or a projector that is none: it is named, and the weights are not blamed."""
     page = tmp_path / "page.gguf"
@@ -446,13 +461,16 @@ def write_adapter(path: Path, *, architecture: str, value: float) -> None:
 
 
 def write_gguf(
-    path: Path, facts: Mapping[str, str | float], tensors: Mapping[str, tuple[tuple[int, ...], list[float]]]
+    path: Path, facts: Mapping[str, str | int | float], tensors: Mapping[str, tuple[tuple[int, ...], list[float]]]
 ) -> None:
     """A GGUF file, version 3, of float32 tensors."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(facts))
     for key, fact in facts.items():
         head += _text(key)
-        head += struct.pack("<I", 8) + _text(fact) if isinstance(fact, str) else struct.pack("<If", 6, fact)
+        if isinstance(fact, str):
+            head += struct.pack("<I", 8) + _text(fact)
+        else:
+            head += struct.pack("<IH", 2, fact) if isinstance(fact, int) else struct.pack("<If", 6, fact)
     data = b""
     for name, (shape, values) in tensors.items():
         head += _text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, len(data))

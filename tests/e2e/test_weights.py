@@ -309,3 +309,30 @@ def test_nodes_that_can_not_reach_each_other_take_through_the_server(tmp_path: P
         site.server.check_health()
     finally:
         lab.close()
+
+
+@pytest.mark.parametrize("seeding", ["relay", "direct"])
+def test_a_server_that_is_killed_in_the_middle_costs_no_second_copy(
+    tmp_path: Path, origin: FakeOrigin, seeding: str
+) -> None:
+    lab = Lab(tmp_path)
+    try:
+        site = Site(tmp_path, origin, lab, seeding=seeding)
+        path = site.put(32 * MIB)
+        # (for each of a dozen requests at once: its middle lasts for some seconds)
+        origin.fault(KEY, bytes_per_s=MIB // 6)
+        site.join("n0", "n1", "n2", seeds=seeding == "direct")
+        site.add(count=3)
+        wait_for(lambda: len(site.fetches()) == 3 and site.done_bytes() > 12 * MIB, "the middle of it", 100)
+        site.server.kill()
+        site.server.start()
+        site.server.wait_ready(3)
+        # a little may be asked for twice while a machine stands still
+        assert path.stat().st_size <= site.taken() <= 1.2 * path.stat().st_size
+        for agent in site.agents:
+            (file,) = site.cache(agent.node).glob("*/*/m.fake")
+            assert file.read_bytes() == path.read_bytes()
+            assert "is not asked for m.fake for 60 s" not in agent.log
+        site.server.check_health()
+    finally:
+        lab.close()

@@ -65,6 +65,9 @@ class Fleet:
     def follow_orders(self, node: NodeId, tell: Callable[[WeightsOrder], None]) -> Callable[[], None]:
         return lambda: None
 
+    def refuse(self, node: NodeId) -> None:
+        raise AssertionError(f"{node} is not revoked")
+
     async def report(self, event: Event) -> None:
         # as the scheduler's inbox: first come, first served
         async with self._turn:

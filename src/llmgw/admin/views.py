@@ -232,7 +232,8 @@ class ModelView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDetail:
     """One model whole. ``rejections`` are the first few of the last answer, and ``more_rejections`` how many there were
-    besides. ``text`` is what was written when it was added, ``added_at`` when (seconds since 1970)."""
+    besides. ``text`` is what was written when it was added, ``added_at`` when (seconds since 1970). That text alone has
+    addresses with what opens them: it is what is edited."""
 
     model: ModelView
     definition: Model

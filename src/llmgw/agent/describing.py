@@ -12,7 +12,7 @@ def describe_fetch(fetch: Fetch) -> str:
     name = parse_source(fetch.source).name or show_url(fetch.source)
     match fetch.phase:
         case Phase.QUEUED:
-            return f"waits for another program on this folder that fetches {name}"
+            return f"waits for another program on this folder that fetches {name}{_tell_stall(fetch)}"
         case Phase.RESOLVING:
             return f"asking what {name} is{_tell_stall(fetch)}"
         case Phase.VERIFYING:

@@ -101,9 +101,15 @@ def _check_width(stanza: Section, profile: Profile) -> None:
         text = f"{gpus} (tp {profile.tp} x pp {profile.pp}) can't be shared out evenly among {profile.nodes} nodes"
         stanza.wrong("nodes", f"{text}: {would_do} would do, or another tp or pp")
     wanted = profile.gpu_class
-    if wanted is not None and (len(wanted) > _MAX_CLASS or not _NAME.fullmatch(wanted)):
-        text = f"{wanted!r} is no class of GPUs: write one as `llmgw ctl nodes` shows it (h100-80g), or any"
-        stanza.wrong("gpu_class", text)
+    if wanted is not None and (why := wrong_class(wanted)) is not None:
+        stanza.wrong("gpu_class", f"{why}, or any")
+
+
+def wrong_class(name: str) -> str | None:
+    """Why no class of GPUs can be called so; None when one can."""
+    if len(name) <= _MAX_CLASS and _NAME.fullmatch(name):
+        return None
+    return f"{name[:_MAX_CLASS]!r} is no class of GPUs: write one as `llmgw ctl nodes` shows it (h100-80g)"
 
 
 def _check_words(stanza: Section, profile: Profile) -> None:

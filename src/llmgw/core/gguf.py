@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 MAGIC = b"GGUF"
@@ -111,10 +111,7 @@ class Header:
     @property
     def mostly(self) -> str | None:
         """The kind of tensor that most of the bytes are of."""
-        sizes: dict[str, int] = {}
-        for tensor in self.tensors:
-            sizes[tensor.kind] = sizes.get(tensor.kind, 0) + (tensor.size_bytes or 0)
-        return max(sizes, key=lambda kind: sizes[kind], default=None)
+        return name_mostly((self,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +126,15 @@ class Wrong:
     """It is no such header, or a broken one; ``why`` follows the name of the file in a sentence."""
 
     why: str
+
+
+def name_mostly(headers: Iterable[Header]) -> str | None:
+    """The same of all parts of one model."""
+    sizes: dict[str, int] = {}
+    for header in headers:
+        for tensor in header.tensors:
+            sizes[tensor.kind] = sizes.get(tensor.kind, 0) + (tensor.size_bytes or 0)
+    return max(sizes, key=lambda kind: sizes[kind], default=None)
 
 
 class _Short(Exception):  # noqa: N818 - never leaves this module

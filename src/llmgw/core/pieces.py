@@ -18,7 +18,7 @@ from typing import TypeAlias
 from llmgw.core.holders import MOST_HOLDERS, Holders
 from llmgw.core.node import NodeId
 from llmgw.core.shares import WEIGHT_BITS, Shares
-from llmgw.core.weights import Member
+from llmgw.core.weights import RELAY, Member
 
 # Transfers from members at a time: from one, and from all.
 MOST_OF_ONE = 2
@@ -116,14 +116,17 @@ class _Peer:
     suspended_until: float = -float("inf")
     rests_until: float = -float("inf")
     refused_since: float | None = None
+    # Since when it can't be asked for what is no fault of its own, and whether that is for too long to wait for it.
+    missed_since: float | None = None
+    passed_over: bool = False
 
     def is_there(self, now: float) -> bool:
         return self.away_until <= now
 
     def is_free(self, now: float) -> bool:
         """Whether it can be asked for one more: not who is at one for long."""
-        free = len(self.takes) < MOST_OF_ONE and self.away_until <= now and self.rests_until <= now
-        return free and not self.count_long(now)
+        rests = self.rests_until > now or self.missed_since is not None
+        return len(self.takes) < MOST_OF_ONE and self.away_until <= now and not rests and not self.count_long(now)
 
     def count_long(self, now: float) -> int:
         """How many of its transfers have run for long."""
@@ -134,7 +137,7 @@ class _Peer:
 
     def is_trusted(self, now: float) -> bool:
         """Whether it is waited for."""
-        return self.away_until <= now and self.suspended_until <= now
+        return self.away_until <= now and self.suspended_until <= now and not self.passed_over
 
 
 class Pieces:
@@ -189,6 +192,10 @@ class Pieces:
     def list_there(self, now: float) -> tuple[Member, ...]:
         """The members that can be asked now what they have."""
         return tuple(peer.member for peer in self._peers.values() if peer.is_there(now))
+
+    def has_others(self, now: float) -> bool:
+        """Whether any of them is likely to answer."""
+        return any(peer.is_there(now) and not peer.passed_over for peer in self._peers.values())
 
     # What happens
 
@@ -308,13 +315,41 @@ class Pieces:
             self._disown(peer, place)
 
     def rest(self, node: NodeId, now: float) -> None:
-        """The member has too much to do: it is asked again in a moment, and for a while not at all if that goes on."""
+        """The member has too much to do: it is asked again in a moment, and for a while not at all if that goes on; for
+        a short one where it may be the server that has."""
         if (peer := self._peers.get(node)) is not None:
             peer.rests_until = now + REST_SECONDS
             if peer.refused_since is None:
                 peer.refused_since = now
             elif now - peer.refused_since > PATIENCE_SECONDS:
-                self.leave(node, AWAY_SECONDS, now)
+                self.leave(node, PATIENCE_SECONDS if peer.member.seed == RELAY else AWAY_SECONDS, now)
+
+    def miss(self, node: NodeId, now: float, *, silent_seconds: float = 0.0) -> bool:
+        """It can't be asked now, and that is nobody's fault: what lies between is away, or it begins anew itself. It
+        keeps its share, and what it has, for as long as others do that bring nothing; then it is passed over, until it
+        is ``met`` again, and whether it is so is returned. ``silent_seconds``: for how long nothing has come already.
+        """
+        peer = self._peers.get(node)
+        if peer is None:
+            return False
+        peer.refused_since = None
+        if peer.missed_since is None:
+            peer.missed_since = now - silent_seconds
+        if now - peer.missed_since >= PATIENCE_SECONDS and not peer.passed_over:
+            peer.passed_over = True
+            self._forget(peer)
+        return peer.passed_over
+
+    def met(self, node: NodeId, now: float) -> None:
+        """It has answered. The time for which it was missed does not count against it."""
+        peer = self._peers.get(node)
+        if peer is None or peer.missed_since is None:
+            return
+        if peer.suspended_until - SUSPENDED_SECONDS >= peer.missed_since:
+            peer.suspended_until = now
+        peer.brought_at = min(now, peer.brought_at + now - peer.missed_since)
+        peer.missed_since = peer.refused_since = None
+        peer.passed_over = False
 
     def leave(self, node: NodeId, seconds: float, now: float) -> None:
         """Don't ask this member for so long; what it has it may then tell anew."""

@@ -95,7 +95,8 @@ class Sharing:
             self._touch(known)
 
     def lose(self, node: NodeId) -> None:
-        """Its link is down: nobody is sent there, and what it said last is kept."""
+        """Its lease is over, or its certificate was revoked: it is named to nobody, and nobody to it, until it is seen
+        again. What it said last is kept. (A link that is down alone says nothing of the roads between nodes.)"""
         known = self._nodes.get(node)
         if known is not None and known.here:
             known.here = False
@@ -317,10 +318,10 @@ def _find_fetched(here: Mapping[NodeId, _Part], *, pulled: bool = False) -> str 
 
 def find_copies(nodes: Mapping[NodeId, NodeWeights]) -> dict[NodeId, dict[tuple[str, str], tuple[NodeId, ...]]]:
     """What of a node lies in a folder that others have too, by source and commit, with these others: what several have
-    on a shared filesystem that was fetched at the very same moment is one and the same."""
+    that was fetched at the very same moment is one and the same, on a shared filesystem or on one machine."""
     found: dict[tuple[str, str, float], list[NodeId]] = {}
     for node, weights in nodes.items():
-        for each in weights.cached if weights.shared else ():
+        for each in weights.cached:
             found.setdefault(_place(each), []).append(node)
     copies: dict[NodeId, dict[tuple[str, str], tuple[NodeId, ...]]] = {}
     for (source, commit, _), of in found.items():
@@ -329,17 +330,13 @@ def find_copies(nodes: Mapping[NodeId, NodeWeights]) -> dict[NodeId, dict[tuple[
     return copies
 
 
-def count_once(
-    free: Mapping[NodeId, tuple[Cached, ...]], nodes: Mapping[NodeId, NodeWeights], able: Collection[NodeId]
-) -> dict[NodeId, tuple[Cached, ...]]:
+def count_once(free: Mapping[NodeId, tuple[Cached, ...]], able: Collection[NodeId]) -> dict[NodeId, tuple[Cached, ...]]:
     """The same, with what several nodes have in one folder on one of them alone: on one that is ``able``, if any is."""
     seen: set[tuple[str, str, float]] = set()
     once = {}
     for node in sorted(free, key=lambda node: (node not in able, node)):
-        is_shared = nodes[node].shared
-        found = [each for each in free[node] if not is_shared or _place(each) not in seen]
-        if is_shared:
-            seen.update(map(_place, found))
+        found = [each for each in free[node] if _place(each) not in seen]
+        seen.update(map(_place, found))
         if found:
             once[node] = tuple(found)
     return once
@@ -352,8 +349,8 @@ def _place(each: Cached) -> tuple[str, str, float]:
 def find_free(catalog: Iterable[str], nodes: Mapping[NodeId, NodeWeights]) -> dict[NodeId, tuple[Cached, ...]]:
     """What each of these nodes has fetched that no source of the catalog wants and nobody uses.
 
-    On a filesystem that several machines write to, what a shard on any of them uses is kept on all: none of them can
-    see what the others run.
+    What a shard on any of several nodes uses that have one folder is kept on all: none of them can see what the others
+    run. On a filesystem that several machines write to that holds for whatever is of the same commit.
     """
     named = frozenset(catalog)
     elsewhere = {
@@ -363,11 +360,13 @@ def find_free(catalog: Iterable[str], nodes: Mapping[NodeId, NodeWeights]) -> di
         for each in weights.cached
         if each.in_use
     }
+    used = {_place(each) for weights in nodes.values() for each in weights.cached if each.in_use}
     found = {}
     for node, weights in nodes.items():
         wanted = find_wanted(named, weights.cached)
         if weights.shared:
             wanted |= elsewhere
-        if free := tuple(each for each in weights.cached if (each.source, each.commit) not in wanted):
-            found[node] = free
+        free = [each for each in weights.cached if (each.source, each.commit) not in wanted]
+        if free := [each for each in free if _place(each) not in used]:
+            found[node] = tuple(free)
     return found

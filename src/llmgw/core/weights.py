@@ -128,15 +128,17 @@ def _parse_hub(text: str) -> Source:
 def _parse_url(text: str) -> Source:
     scheme, place = _split_url(text)
     host, _, path = place.partition("/")
+    # (what follows may open the address: it is told to nobody)
+    told = f"{scheme}://{place}"
     if "@" in host:
         # It would stand in every list, log and report.
         return _unknown(f"{scheme}://…", "holds a name or password: give the file away without one")
     if unseen := _tell_unseen(text):
-        return _unknown(text, unseen)
+        return _unknown(told, unseen)
     if not host or not path.rpartition("/")[2] or " " in text:
-        return _unknown(text, "is no address of a file: write https://host/path/file")
+        return _unknown(told, "is no address of a file: write https://host/path/file")
     if why := _tell_wrong_host(host):
-        return _unknown(text, why)
+        return _unknown(told, why)
     return Source(text=text, form=Form.URL)
 
 

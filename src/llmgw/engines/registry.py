@@ -18,6 +18,7 @@ import pluggy
 
 from llmgw.core.model import Model, Profile, Task
 from llmgw.core.replica import Load
+from llmgw.core.weights import list_sources
 from llmgw.engines import hookspecs
 from llmgw.engines.causes import diagnose
 from llmgw.engines.soundness import find_fault, find_wrong
@@ -87,7 +88,8 @@ class Engine:
         told = [*find_unable(self.info, model, profile), *problems]
         # What the plugin says of a source is closer to it.
         judged = {_part(problem) for problem in told}
-        return [*told, *(problem for problem in find_untaken(self.info, model) if _part(problem) not in judged)]
+        told += [problem for problem in find_untaken(self.info, model) if _part(problem) not in judged]
+        return [replace(problem, message=_hide_queries(problem.message, model)) for problem in told]
 
     def check_gpus(self, profile: Profile) -> list[Problem]:
         """What is wrong with the GPUs that a profile asks for, where llmgw counts those of the nodes and chooses among
@@ -313,6 +315,14 @@ def find_unable(info: EngineInfo, model: Model, profile: Profile) -> list[Proble
         ),
     )
     return [Problem(key=key, message=message) for key, unable, message in asked if unable]
+
+
+def _hide_queries(text: str, model: Model) -> str:
+    """A message without what may open the addresses that the model is made of."""
+    for source in list_sources(model):
+        if "://" in source:
+            text = text.replace(source, source.partition("?")[0])
+    return text
 
 
 def _part(problem: Problem) -> str:

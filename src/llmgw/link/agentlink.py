@@ -81,6 +81,10 @@ class Agents(Protocol):
     def follow_orders(self, node: NodeId, tell: Callable[[WeightsOrder], None]) -> Callable[[], None]:
         """The same for what the node is told of weights."""
 
+    def refuse(self, node: NodeId) -> None:
+        """The certificate that the node had is revoked. It may be said again, and neither waits nor raises; a
+        registration that is reported later is one by a certificate that is good."""
+
     async def report(self, event: Event) -> None:
         """Take an event; events count in the order of the calls. An agent is not read while this waits. When a
         registration was taken, ``follow`` tells what the node is to run since."""
@@ -144,6 +148,11 @@ class AgentLink:
     @property
     def heard_at(self) -> float:
         return self._line.heard_at
+
+    @property
+    def is_revoked(self) -> bool:
+        """Whether it was cut for its certificate."""
+        return self._code == "revoked"
 
     async def is_alive(self, seconds: float) -> bool:
         return await self._line.is_alive(seconds)

@@ -266,6 +266,7 @@ class AgentPort:
             return rejection
         problem = self._revoked.explain(arrival.node, arrival.serial)
         if problem is not None:
+            self.presence.note_revoked(arrival.node, self._revoked.explain)
             return Rejection(status=403, code="revoked", message=problem)
         if self._open[arrival.node] > LINKS_PER_NODE:
             problem = f"node {arrival.node} has {LINKS_PER_NODE} links open already"

@@ -125,11 +125,22 @@ class Presence:
                 link.cut(None, reason)
 
     def cut_revoked(self, explain: Callable[[NodeId, int], str | None]) -> None:
-        """End the links whose certificates ``explain`` has something against."""
+        """End the links whose certificates ``explain`` has something against, and tell the fleet of their nodes; also
+        of those whose link is down at the moment, for they may be there for others."""
         for link in tuple(self.links):
             problem = explain(link.node, link.serial)
             if problem is not None:
                 link.cut("revoked", problem)
+        for session, _, _ in self._sessions.views():
+            if explain(session.claim.node, session.claim.serial) is not None:
+                self._agents.refuse(session.claim.node)
+
+    def note_revoked(self, node: NodeId, explain: Callable[[NodeId, int], str | None]) -> None:
+        """A node has shown a revoked certificate: that says of it what it says of one that was cut, unless it has been
+        here by a good one. (Whoever has an old one must not make others of the node's name do without it.)"""
+        last = self._sessions.find_last(node)
+        if last is None or explain(node, last.claim.serial) is not None:
+            self._agents.refuse(node)
 
     async def serve_link(self, line: Line, proven: Proven, *, revoked: str | None = None) -> None:
         """Talk over ``line`` until it ends; ``revoked``: why the peer is refused at once.
@@ -155,6 +166,10 @@ class Presence:
             await link.serve()
         finally:
             self.links.pop(link, None)
+            last = self._sessions.find_last(link.node)
+            if link.is_revoked and last is not None and last.end is link:
+                # (what it said in its last moment may have come after the cut)
+                self._agents.refuse(link.node)
 
     # -- for ever
 

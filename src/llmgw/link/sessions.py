@@ -149,6 +149,11 @@ class Sessions:
             self._note_gone(claim.node)
         return Entry(session=session, replaced=replaced, new_run=new_run)
 
+    def find_last(self, node: NodeId) -> Session | None:
+        """The link of a node that came last, open or not; None where there was none."""
+        standing = self._standings.get(node)
+        return None if standing is None else standing.last
+
     def is_current(self, session: Session) -> bool:
         """Whether ``session`` still speaks for its node: what any other says has no effect."""
         standing = self._standings.get(session.claim.node)

@@ -84,6 +84,11 @@ class FleetAgents:
         """The same for what the node is told of weights."""
         return self._weights.follow(node, tell)
 
+    def refuse(self, node: NodeId) -> None:
+        """Its certificate is revoked: it takes nothing from other nodes, and they nothing from it, until it registers
+        again."""
+        self._weights.refuse(node)
+
     def forget(self, node: NodeId) -> None:
         """It was removed: nothing of it is remembered before it registers again."""
         self._seen_at.pop(node, None)

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 STALL_SECONDS = 60.0
 # Bytes come.
 _MOVING = frozenset({Phase.FETCHING, Phase.VERIFYING})
+# It is to come, if only by another program on its folder.
+_AWAITED = ACTIVE | {Phase.QUEUED}
 
 
 @dataclass(slots=True, eq=False)
@@ -97,11 +99,11 @@ class Fetches:
 
     def _follow(self, node: NodeId, fetch: Fetch, courses: Mapping[str, _Course] | None) -> _Course:
         known = None if courses is None else courses.get(fetch.source)
-        goes_on = known is not None and (known.fetch.phase in ACTIVE or not _is_another(known.fetch, fetch))
+        goes_on = known is not None and (known.fetch.phase in _AWAITED or not _is_another(known.fetch, fetch))
         course = known if known is not None and goes_on else _Course(fetch, self._clock())
         if courses is not None:
             self._count(node, fetch, course.fetch if goes_on else None)
-        ended = courses is not None and (not goes_on or course.fetch.phase in ACTIVE)
+        ended = courses is not None and (not goes_on or course.fetch.phase in _AWAITED)
         course.fetch = fetch
         self._tell(node, course, ended=ended)
         return course
@@ -121,7 +123,7 @@ class Fetches:
         if fetch.phase in _MOVING and not course.begun and fetch.total_bytes is not None:
             course.begun = True
             self._say(node, course, f"{node} fetches {show_url(fetch.source)}, {_tell_size(fetch)}")
-        if fetch.phase in ACTIVE:
+        if fetch.phase in _AWAITED:
             self._tell_stall(node, course)
         elif ended and fetch.phase is Phase.READY:
             if course.begun or fetch.origin_bytes or fetch.peer_bytes:

@@ -12,6 +12,7 @@ from llmgw.core.effects import Learn, Proven, Reverted
 from llmgw.core.learned import Fact
 from llmgw.core.model import Model
 from llmgw.errors import LlmgwError
+from llmgw.host.weights.errors import show_url
 from llmgw.units import printable
 
 log = logging.getLogger(__name__)
@@ -132,4 +133,4 @@ def _describe(what: Kept) -> str:
         case Reverted(model=model):
             return f"that the new definition of {printable(model.name)} has failed"
         case Learn(fact=fact):
-            return f"what a launch of {printable(fact.key.source)} has shown"
+            return f"what a launch of {show_url(fact.key.source)} has shown"

@@ -75,7 +75,7 @@ from llmgw.server.marking import Marking
 from llmgw.server.planning_ahead import find_engines, plan_ahead
 from llmgw.server.returning import Returning
 from llmgw.server.scheduler import Scheduler
-from llmgw.server.stock import Stock, find_stalls, sum_fetching, sum_holdings, view_weights
+from llmgw.server.stock import Stock, find_stalls, show_model, sum_fetching, sum_holdings, view_weights
 from llmgw.server.supplying import Supplying
 
 # Of one question for events: whoever follows asks again.
@@ -240,7 +240,7 @@ class Manage:
         verdict = each.verdict if isinstance(each.verdict, Rejected) else Rejected()
         return ModelDetail(
             model=view,
-            definition=each.model,
+            definition=show_model(each.model),
             replicas=self.replicas(found.name),
             rejections=verdict.rejections,
             more_rejections=sum(verdict.reasons().values()) - len(verdict.rejections),

@@ -41,12 +41,22 @@ class Stock:
 
     def find_freed(self, able: Collection[NodeId]) -> Mapping[NodeId, tuple[Cached, ...]]:
         """Which node is to free what: of several that have one folder one does, of those that are ``able``."""
-        return count_once(self.find_free(), self.known, able)
+        return count_once(self.find_free(), able)
 
 
 def show_fetch(fetch: Fetch | None) -> Fetch | None:
     """A fetch as it may be shown: an address may hold what opens it."""
     return None if fetch is None else replace(fetch, source=show_url(fetch.source))
+
+
+def show_model(model: Model) -> Model:
+    """A definition as it may be shown."""
+    return replace(
+        model,
+        source=show_url(model.source),
+        mmproj=None if model.mmproj is None else show_url(model.mmproj),
+        loras=tuple(replace(lora, source=show_url(lora.source)) for lora in model.loras),
+    )
 
 
 def view_weights(stock: Stock, models: Iterable[Model], states: Mapping[NodeId, NodeState]) -> WeightsView:
@@ -174,7 +184,7 @@ def find_stalls(known: Mapping[NodeId, NodeWeights], away: Collection[NodeId]) -
     """The fetches of which nothing has come for a while. No figures that always move."""
     for node, weights in sorted(known.items()):
         for fetch in weights.fetches if node not in away else ():
-            if fetch.phase in ACTIVE and _is_stalled(fetch):
+            if fetch.phase in ACTIVE | {Phase.QUEUED} and _is_stalled(fetch):
                 shown, why = show_url(fetch.source), tell_cause(fetch)
                 message = f"nothing of {shown} has come for more than {STALL_SECONDS:g} s{why}"
                 yield Concern(kind="node", name=node, message=message)

@@ -34,6 +34,7 @@ from llmgw.errors import EngineFailed, LlmgwError, only_ours
 from llmgw.host.limits import raise_file_limit
 from llmgw.host.output import write_err, write_out
 from llmgw.host.signals import stop_signals
+from llmgw.host.weights.errors import show_url
 from llmgw.host.weights.sources.asker import Asker
 from llmgw.server.scheduler import Scheduler
 from llmgw.server.tree import ServerHalf, serve_server
@@ -231,7 +232,9 @@ def _raise_failure(half: ServerHalf) -> None:
         for replica in each.replicas:
             if replica.state is ShardState.ENDED:
                 # Its last lines are in the log already.
-                raise EngineFailed(f"{each.model.name} ({each.model.source}) can't be started: {replica.cause}")
+                raise EngineFailed(
+                    f"{each.model.name} ({show_url(each.model.source)}) can't be started: {replica.cause}"
+                )
         if isinstance(each.verdict, Rejected) and each.verdict.rejections:
             reasons = "; ".join(rejection.detail for rejection in each.verdict.rejections)
             raise EngineFailed(f"{each.model.name} can't be placed: {reasons}")

@@ -126,6 +126,53 @@ def test_a_newer_release_says_less_of_an_adapter(case: str) -> None:
     assert (cause.kind, cause.line) == (kind, newer if case == "adapter-missing" else line)
 
 
+@pytest.mark.parametrize(
+    ("case", "kind", "line"),
+    [
+        (
+            "page",
+            CauseKind.WEIGHTS_CORRUPT,
+            "the weights smol-00002-of-00003.gguf: invalid magic characters: '<htm', expected 'GGUF'",
+        ),
+        (
+            "truncated",
+            CauseKind.WEIGHTS_CORRUPT,
+            "the weights smol-00001-of-00003.gguf or another of its parts: tensor 'blk.2.ffn_gate.weight' data is not "
+            "within the file bounds, model is corrupted or incomplete",
+        ),
+        (
+            "other",
+            CauseKind.WEIGHTS_CORRUPT,
+            "invalid split file idx: 2 (file: smol-00002-of-00003.gguf), expected 1",
+        ),
+        (
+            "missing",
+            CauseKind.WEIGHTS_MISSING,
+            "failed to open GGUF file 'smol-00003-of-00003.gguf' (No such file or directory)",
+        ),
+    ],
+)
+def test_of_weights_in_several_files_the_one_that_is_bad_is_blamed(case: str, kind: CauseKind, line: str) -> None:
+    cause = cause_of(*recorded(f"b11549-split-{case}"))
+    assert (cause.kind, cause.line) == (kind, line)
+    assert cause.remedy
+    if case == "other":
+        assert "smol-00002-of-00003.gguf is another part than its name says" in cause.remedy
+
+
+def test_parts_that_are_not_of_one_model_are_told() -> None:
+    place = "0.00.005.000 E llama_model_load: error loading model: "
+    end = "0.00.006.000 E cmn  common_init_: failed to load model '/m/x-00001-of-00002.gguf'"
+    for words in ("corrupted model: 9 tensors expected but 8 found", "invalid model: tensor 'a' is duplicated"):
+        cause = cause_of(f"{place}{words}", end)
+        assert cause.kind is CauseKind.WEIGHTS_CORRUPT
+        assert cause.line == f"the weights /m/x-00001-of-00002.gguf or another of its parts: {words}"
+    cause = cause_of(
+        f"{place}illegal split file idx: 1 (file: /m/x-00002-of-00002.gguf), model must be loaded with the first"
+    )
+    assert (cause.kind, "given as its first" in str(cause.remedy)) == (CauseKind.WEIGHTS_MISSING, True)
+
+
 def test_each_file_is_blamed_for_its_own_fault() -> None:
     """A projector that it did not like does not make the weights' fault its own, nor the other way round."""
     projector = "0.00.006.595 E mtmd_get_memory_usage: error: Failed to load CLIP model from /m/mm.gguf"

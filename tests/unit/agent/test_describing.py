@@ -35,6 +35,10 @@ FETCH = Fetch(
         (replace(FETCH, phase=Phase.RESOLVING, stalled_seconds=90.0), "asking what x.gguf is, stalled for 1m30s"),
         (replace(FETCH, phase=Phase.VERIFYING, stalled_seconds=12.0), "verifying x.gguf, stalled for 12s"),
         (replace(FETCH, phase=Phase.QUEUED), "waits for another program on this folder that fetches x.gguf"),
+        (
+            replace(FETCH, phase=Phase.QUEUED, stalled_seconds=12.0),
+            "waits for another program on this folder that fetches x.gguf, stalled for 12s",
+        ),
         (replace(FETCH, phase=Phase.READY), "x.gguf is here"),
         (replace(FETCH, phase=Phase.FAILED, cause="no such file"), "x.gguf can't be fetched: no such file"),
     ],

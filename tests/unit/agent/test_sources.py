@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 
 import pytest
+from weight_files import LLAMA, write_gguf, write_safetensors
 
-from llmgw.agent.sources import SourceSpoiled, check_source, check_sources, is_file_wanted
+from llmgw.agent.sources import FIRST_BYTES, SourceMissing, SourceSpoiled, check_source, check_sources, is_file_wanted
 from llmgw.core.model import Lora, Model, ModelName
 from llmgw.core.weights import parse_source
 from llmgw.engines.types import SourceKind
@@ -156,3 +158,148 @@ def test_what_can_not_be_weights_is_told_before_an_engine_is_launched(file_engin
         check_source(str(path), file_engine)
     assert str(path) in failed.value.message
     assert failed.value.remedy is not None
+
+
+def test_a_header_is_read_as_far_as_it_goes(file_engine, tmp_path):
+    long = write_gguf({**LLAMA, "tokenizer.ggml.tokens": ["x" * 1000] * (FIRST_BYTES // 500)}, (("w", (32, 4), 2),))
+    path = tmp_path / "m.gguf"
+    path.write_bytes(long)
+    check_source(str(path), file_engine)
+    path.write_bytes(long[:-40])
+    with pytest.raises(SourceSpoiled, match="ends early"):
+        check_source(str(path), file_engine)
+
+
+@pytest.fixture
+def put_parts(tmp_path):
+    """A GGUF file in three parts; the path of the first."""
+
+    def put():
+        for number in (1, 2, 3):
+            facts = {"split.no": number - 1, "split.count": 3, "split.tensors.count": 3}
+            raw = write_gguf(facts, ((f"w{number}", (32, 4), 2),))
+            (tmp_path / f"m-0000{number}-of-00003.gguf").write_bytes(raw)
+        return tmp_path / "m-00001-of-00003.gguf"
+
+    return put
+
+
+def _cut(path):
+    os.truncate(path, path.stat().st_size - 40)
+
+
+def _replace_by_a_folder(path):
+    path.unlink()
+    path.mkdir()
+
+
+def _replace_by_a_pipe(path):
+    path.unlink()
+    os.mkfifo(path)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "kind", "why"),
+    [
+        (lambda path: path.unlink(), SourceMissing, r"'.*-00002-of-00003\.gguf' can't be read: No such file"),
+        (_cut, SourceSpoiled, r"-00002-of-00003\.gguf ends early"),
+        (lambda path: path.write_text("<html>no</html>"), SourceSpoiled, r"-00002-of-00003\.gguf is an HTML page"),
+        (_replace_by_a_folder, SourceSpoiled, r"-00002-of-00003\.gguf is not an ordinary file"),
+        (_replace_by_a_pipe, SourceSpoiled, r"-00002-of-00003\.gguf is not an ordinary file"),
+        (
+            lambda path: path.write_bytes(path.with_name("m-00003-of-00003.gguf").read_bytes()),
+            SourceSpoiled,
+            r"-00002-of-00003\.gguf says in its header that it is part 3 of 3",
+        ),
+        (
+            lambda path: path.write_bytes(
+                write_gguf({"split.no": 1, "split.count": 3}, (("w1", (32, 4), 2), ("w2", (32, 4), 2)))
+            ),
+            SourceSpoiled,
+            r"in .* m-00002-of-00003\.gguf holds 'w1', and m-00001-of-00003\.gguf as well",
+        ),
+    ],
+)
+def test_every_part_of_a_file_is_looked_at_before_an_engine_is_launched(file_engine, put_parts, spoil, kind, why):
+    first = put_parts()
+    check_source(str(first), file_engine)
+    spoil(first.with_name("m-00002-of-00003.gguf"))
+    with pytest.raises(kind, match=why) as failed:
+        check_source(str(first), file_engine)
+    assert f"source {first}" in failed.value.message
+    assert failed.value.remedy is not None
+
+
+def test_a_part_that_is_not_the_first_names_the_first(file_engine, put_parts):
+    first = put_parts()
+    with pytest.raises(EngineFailed, match="is one of 3 parts, and not the first") as refused:
+        check_source(str(first.with_name("m-00002-of-00003.gguf")), file_engine)
+    assert refused.value.remedy == f"write the path of the first: {first}"
+
+
+def test_a_whole_file_that_is_only_called_a_part_is_taken(file_engine, tmp_path):
+    path = tmp_path / "m-00001-of-00002.gguf"
+    path.write_bytes(write_gguf())
+    check_source(str(path), file_engine)
+
+
+def put_shards(folder):
+    for number in (1, 2):
+        name = f"model-0000{number}-of-00002.safetensors"
+        (folder / name).write_bytes(write_safetensors({f"w{number}": (8, 4)}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"weight_map": {f"w{number}": f"model-0000{number}-of-00002.safetensors" for number in (1, 2)}})
+    )
+
+
+def test_the_first_of_several_safetensors_needs_the_others(file_engine, tmp_path):
+    put_shards(tmp_path)
+    first, second = (str(tmp_path / f"model-0000{number}-of-00002.safetensors") for number in (1, 2))
+    check_source(first, file_engine)
+    os.truncate(second, 40)
+    with pytest.raises(SourceSpoiled, match=r"00002-of-00002\.safetensors ends early"):
+        check_source(first, file_engine)
+    (tmp_path / "model-00002-of-00002.safetensors").write_bytes(
+        (tmp_path / "model-00001-of-00002.safetensors").read_bytes()
+    )
+    with pytest.raises(SourceSpoiled, match="holds the same tensors"):
+        check_source(first, file_engine)
+
+
+def test_what_is_in_a_folder_has_to_be_whole(hub_engine, tmp_path):
+    put_shards(tmp_path)
+    (tmp_path / "._model.safetensors").write_bytes(b"of another system")
+    # (what of another layout is named and not there at all is not looked for)
+    (tmp_path / "consolidated.safetensors.index.json").write_text('{"weight_map": {"w": "consolidated.safetensors"}}')
+    check_source(str(tmp_path), hub_engine)
+    second = tmp_path / "model-00002-of-00002.safetensors"
+    os.truncate(second, 40)
+    with pytest.raises(SourceSpoiled, match=r"00002-of-00002\.safetensors ends early"):
+        check_source(str(tmp_path), hub_engine)
+    second.unlink()
+    with pytest.raises(SourceMissing, match=r"is not whole: '.*00002-of-00002\.safetensors' can't be read"):
+        check_source(str(tmp_path), hub_engine)
+    (tmp_path / "model.safetensors.index.json").unlink()
+    with pytest.raises(SourceMissing, match=r"is not whole: '.*00002-of-00002\.safetensors' can't be read"):
+        check_source(str(tmp_path), hub_engine)
+    second.mkdir()
+    with pytest.raises(SourceSpoiled, match="is not an ordinary file"):
+        check_source(str(tmp_path), hub_engine)
+
+
+def test_all_that_an_index_names_is_needed_once_any_of_it_is_there(hub_engine, tmp_path):
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "a.safetensors", "b": "b.safetensors"}}'
+    )
+    check_source(str(tmp_path), hub_engine)
+    (tmp_path / "a.safetensors").write_bytes(write_safetensors({"a": (8, 4)}))
+    with pytest.raises(SourceMissing, match=r"b\.safetensors' can't be read"):
+        check_source(str(tmp_path), hub_engine)
+    (tmp_path / "b.safetensors").write_bytes(write_safetensors({"b": (8, 4)}))
+    check_source(str(tmp_path), hub_engine)
+    (tmp_path / "model.safetensors.index.json").write_text("<html>")
+    with pytest.raises(SourceSpoiled, match=r"model\.safetensors\.index\.json is no index"):
+        check_source(str(tmp_path), hub_engine)
+    _replace_by_a_folder(tmp_path / "model.safetensors.index.json")
+    with pytest.raises(SourceSpoiled, match="is not an ordinary file"):
+        check_source(str(tmp_path), hub_engine)

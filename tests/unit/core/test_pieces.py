@@ -24,7 +24,7 @@ from llmgw.core.pieces import (
     Run,
     Take,
 )
-from llmgw.core.weights import Member
+from llmgw.core.weights import RELAY, Member
 
 ME = NodeId("me")
 A, B, C = NodeId("a"), NodeId("b"), NodeId("c")
@@ -331,6 +331,76 @@ def test_one_that_left_is_believed_anew_when_it_is_back() -> None:
     assert [each.node for each in pieces.list_there(AWAY_SECONDS)] == [A]
     pieces.hear(A, news(2), AWAY_SECONDS)
     assert bring(pieces, AWAY_SECONDS) == [(A, 2)]
+
+
+def test_one_that_is_busy_behind_the_server_is_left_alone_for_a_moment_only() -> None:
+    pieces = make(1, member("a", whole=True, seed=RELAY))
+    pieces.hear(A, news(0), 0.0)
+    pieces.rest(A, 0.0)
+    pieces.rest(A, PATIENCE_SECONDS + 1)
+    assert pieces.list_there(PATIENCE_SECONDS + 1) == ()
+    assert pieces.list_there(2 * PATIENCE_SECONDS + 1) != ()
+
+
+def test_one_that_is_missed_is_not_asked_and_keeps_its_share_until_patience_is_over() -> None:
+    pieces = make(100, member("a", seed=RELAY))
+    pieces.hear(A, news(*range(100)), 0.0)
+    assert not pieces.miss(A, 0.0)
+    assert pieces.next_take(0.0) is None
+    assert pieces.next_run(PATIENCE_SECONDS - 0.1) is None
+    assert not pieces.miss(A, PATIENCE_SECONDS - 0.1)
+    assert pieces.has_others(PATIENCE_SECONDS - 0.1)
+    assert pieces.miss(A, PATIENCE_SECONDS)
+    assert pieces.miss(A, PATIENCE_SECONDS + 1)
+    assert not pieces.has_others(PATIENCE_SECONDS)
+    assert pieces.list_there(PATIENCE_SECONDS) != (), "it is asked what it has, and nothing else"
+    assert read(pieces, PATIENCE_SECONDS) == set(range(100))
+
+
+def test_one_that_was_missed_is_trusted_again_with_its_first_word() -> None:
+    pieces = make(100, member("a", seed=RELAY))
+    ours = read(pieces, 0.0)
+    pieces.miss(A, 1.0)
+    assert pieces.suspend_silent(PATIENCE_SECONDS + 0.1) == (A,)
+    assert pieces.miss(A, 20.0)
+    pieces.met(A, 21.0)
+    assert pieces.next_run(21.0) is None, "its share is its own again"
+    assert pieces.suspend_silent(20.9 + PATIENCE_SECONDS) == ()
+    assert pieces.suspend_silent(21.1 + PATIENCE_SECONDS) == (A,)
+    pieces.met(A, 32.0)
+    assert pieces.next_run(32.0) is not None, "who was silent by itself stays so"
+    missing = sorted(set(range(100)) - ours)
+    pieces.hear(A, news(missing[0]), 33.0)
+    pieces.miss(A, 33.0)
+    assert pieces.next_take(33.0) is None
+    pieces.met(A, 34.0)
+    assert bring(pieces, 34.0) == [(A, missing[0])]
+
+
+def test_one_that_was_silent_for_as_long_already_is_passed_over_at_once() -> None:
+    pieces = make(4, member("a", seed=RELAY))
+    pieces.hear(A, news(0, 1, 2, 3), 50.0)
+    assert pieces.miss(A, 60.0, silent_seconds=PATIENCE_SECONDS)
+    assert read(pieces, 60.0) == {0, 1, 2, 3}
+
+
+def test_refusals_of_the_time_when_one_was_missed_do_not_count() -> None:
+    pieces = make(1, member("a", seed=RELAY))
+    pieces.hear(A, news(0), 0.0)
+    pieces.rest(A, 0.0)
+    pieces.miss(A, 1.0)
+    pieces.rest(A, 2.0)
+    pieces.met(A, 9.0)
+    pieces.rest(A, PATIENCE_SECONDS + 3)
+    assert pieces.list_there(PATIENCE_SECONDS + 3) != ()
+
+
+def test_nobody_misses_one_that_is_no_member() -> None:
+    pieces = make(1, member("a"))
+    assert not pieces.miss(B, 0.0)
+    pieces.met(B, 0.0)
+    pieces.met(A, 0.0)
+    assert [each.node for each in pieces.list_there(0.0)] == [A]
 
 
 def test_the_slow_one_of_several_is_not_waited_for_at_the_end() -> None:

@@ -297,18 +297,29 @@ def test_what_a_shard_of_another_machine_uses_is_kept_on_a_folder_that_both_have
         NodeId("n2"): NodeWeights(cached=other.cached, shared=True),
     }
     assert find_free([], shared) == {}
-    assert list(find_free([], {**shared, NodeId("n3"): one})) == ["n3"]
+    own = NodeWeights(cached=tuple(replace(each, fetched_at=7.0) for each in one.cached))
+    assert list(find_free([], {**shared, NodeId("n3"): own})) == ["n3"]
+
+
+def test_what_a_shard_of_another_agent_uses_is_kept_in_the_folder_of_both_on_one_machine() -> None:
+    one, other = has("c1"), has("c1", in_use=True)
+    assert find_free([], {NodeId("n1"): one, NodeId("n2"): other}) == {}
 
 
 def test_what_several_have_in_one_folder_is_freed_by_one_of_them() -> None:
     names = [NodeId(f"n{number}") for number in range(1, 5)]
-    shared, own = NodeWeights(cached=has("c1").cached, shared=True), has("c1")
-    nodes = dict(zip(names, (shared, shared, own, replace(shared, cached=has("c2").cached)), strict=True))
-    free = find_free([], nodes)
-    assert list(count_once(free, nodes, names)) == ["n1", "n3", "n4"]
-    assert sorted(count_once(free, nodes, names[1:])) == ["n2", "n3", "n4"]
-    assert sorted(count_once(free, nodes, ())) == ["n1", "n3", "n4"]
-    assert {node: list(of.values()) for node, of in find_copies(nodes).items()} == {"n1": [("n2",)], "n2": [("n1",)]}
+    (cached,) = has("c1").cached
+    own = NodeWeights(cached=(replace(cached, fetched_at=7.0),))
+    for is_shared in (True, False):
+        # (two agents of one machine have one on a disk that nobody else writes to)
+        here = NodeWeights(cached=(cached,), shared=is_shared)
+        nodes = dict(zip(names, (here, here, own, replace(here, cached=has("c2").cached)), strict=True))
+        free = find_free([], nodes)
+        assert list(count_once(free, names)) == ["n1", "n3", "n4"]
+        assert sorted(count_once(free, names[1:])) == ["n2", "n3", "n4"]
+        assert sorted(count_once(free, ())) == ["n1", "n3", "n4"]
+        copies = {node: list(of.values()) for node, of in find_copies(nodes).items()}
+        assert copies == {"n1": [("n2",)], "n2": [("n1",)]}
 
 
 def test_what_was_fetched_at_another_moment_lies_in_another_folder() -> None:
@@ -319,7 +330,7 @@ def test_what_was_fetched_at_another_moment_lies_in_another_folder() -> None:
         NodeId("n2"): NodeWeights(cached=(later,), shared=True),
     }
     assert find_copies(nodes) == {}
-    assert len(count_once(find_free([], nodes), nodes, ())) == 2
+    assert len(count_once(find_free([], nodes), ())) == 2
 
 
 def seeds_of(sharing: Sharing, name: str) -> dict[str, str | None]:

@@ -55,6 +55,13 @@ def test_a_source_means_one_thing(text: str, form: Form, fetched: bool, name: st
     assert (source.text, source.form, source.is_fetched, source.name, source.why) == (text, form, fetched, name, "")
 
 
+@pytest.mark.parametrize("text", ["https://h_/?sig=x", "https://h/a b.gguf?sig=x", "https://h:0/m.gguf?sig=x"])
+def test_what_opens_an_address_is_no_part_of_what_is_told_of_it(text: str) -> None:
+    source = parse_source(text)
+    assert source.form is Form.UNKNOWN
+    assert "sig" not in source.text + source.why
+
+
 def test_a_source_of_the_hub_is_taken_apart() -> None:
     source = parse_source(f"hf:org/repo/sub/x.gguf@{COMMIT}")
     assert (source.repo, source.file, source.revision) == ("org/repo", "sub/x.gguf", COMMIT)

@@ -100,6 +100,15 @@ def engine_read_health(status):
 """
 
 
+def test_what_a_plugin_says_of_a_source_has_nothing_that_opens_it() -> None:
+    def engine_validate(model: Model) -> list[Problem]:
+        return [Problem(key="source", message=f"{model.source} is nothing for me")]
+
+    model = dataclasses.replace(MODEL, source="https://h/m.tiny?sig=x")
+    (problem,) = an_engine(engine_validate=engine_validate).validate(model, PROFILE)
+    assert problem == Problem(key="source", message="https://h/m.tiny is nothing for me")
+
+
 def test_an_engine_answers_through_its_plugin() -> None:
     engine = an_engine(
         engine_embedded=lambda: Embedded(module="tiny.embedded", requires="tiny", install="pip install tiny"),

@@ -136,6 +136,7 @@ class FakeFleet:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
+        self.refused: list[NodeId] = []
         self.room = trio.Event()
         self.room.set()
         # How many events wait for room.
@@ -169,6 +170,9 @@ class FakeFleet:
         if node in self._orders:
             tell(self._orders[node])
         return lambda: self.order_followers.remove((node, tell))
+
+    def refuse(self, node: NodeId) -> None:
+        self.refused.append(node)
 
     async def report(self, event: Event) -> None:
         self.waiting += 1

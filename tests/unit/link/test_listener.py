@@ -500,13 +500,14 @@ async def test_who_still_talks_gets_to_read_why_it_is_refused(
 
 @pytest.mark.parametrize("by", ["node", "serial"])
 async def test_a_revoked_certificate_is_refused(
-    server: Server, agent: Any, revoked: Path, by: str, caplog: pytest.LogCaptureFixture
+    *, server: Server, agent: Any, revoked: Path, fleet: Any, by: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     await prove_alive(server, agent)
     with caplog.at_level(logging.INFO):
         write(revoked, f"{NODE}\n" if by == "node" else f"{serial(agent):X}  # lost\n")
         await until(lambda: "has changed: " in caplog.text)
     rejected = await be_rejected(server, agent)
+    assert fleet.refused[-1:] == [NODE]
     message = f"the certificate of node gpu-01 (serial {serial(agent):x}) is revoked"
     assert rejected.status_code == 403
     assert json.loads(rejected.body or b"") == {"error": {"code": "revoked", "message": message}}

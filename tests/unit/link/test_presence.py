@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -131,9 +132,9 @@ class Here:
         self._nursery.start_soon(self.presence.watch_leases)
         self._nursery.start_soon(self.presence.tell_silent)
 
-    async def dial(self, node: NodeId = NODE, *, revoked: str | None = None) -> Line:
+    async def dial(self, node: NodeId = NODE, *, revoked: str | None = None, serial: int = 7) -> Line:
         line = Line()
-        self._nursery.start_soon(self._serve, line, Caller(node=node), revoked)
+        self._nursery.start_soon(self._serve, line, Caller(node=node, serial=serial), revoked)
         await trio.testing.wait_all_tasks_blocked()
         return line
 
@@ -309,3 +310,63 @@ async def test_the_lease_can_be_set_anew(
         await trio.sleep(12)
     assert kinds(fleet.events) == [NodeRegistered, NodeSilent, NodeLost]
     assert "nothing was heard of node gpu-01 for 40 s: it counts as lost until it is back" in caplog.text
+
+
+def name_bad(*serials: int) -> Callable[[NodeId, int], str | None]:
+    return lambda node, serial: "it is revoked" if serial in serials else None
+
+
+async def test_the_fleet_is_told_of_a_revoked_node_whether_its_link_is_up_or_down(
+    autojump_clock: object, here: Here, fleet: Any, facts: Any
+) -> None:
+    up, down, good = NodeId("up"), NodeId("down"), NodeId("good")
+    for number, node in enumerate((up, down, good)):
+        line = await here.dial(node, serial=number)
+        await line.enter(facts.node(node))
+        if node == down:
+            await line.hang_up()
+    assert fleet.refused == []
+    here.presence.cut_revoked(name_bad(0, 1))
+    assert fleet.refused == [up, down]
+    await trio.testing.wait_all_tasks_blocked()
+    # (once more when the link is over: what was on its way then can change nothing any more)
+    assert fleet.refused == [up, down, up]
+
+
+async def test_a_word_that_was_on_its_way_when_its_node_was_revoked_is_not_the_last_of_it(
+    autojump_clock: object, here: Here, fleet: Any, facts: Any
+) -> None:
+    line = await here.dial()
+    await line.enter(facts.node())
+    order: list[str] = []
+    taken = trio.Event()
+
+    async def report(event: Event) -> None:
+        with trio.CancelScope(shield=True):
+            await taken.wait()
+            order.append("reported")
+
+    fleet.report, fleet.refuse = report, lambda node: order.append("refused")
+    await line.say(NodeWord(node=facts.node(), applied=None))
+    here.presence.cut_revoked(name_bad(7))
+    taken.set()
+    await trio.testing.wait_all_tasks_blocked()
+    assert order[0] == order[-1] == "refused"
+    assert "reported" in order
+
+
+async def test_an_old_certificate_says_nothing_of_a_node_that_is_here_by_a_new_one(
+    autojump_clock: object, here: Here, fleet: Any, facts: Any
+) -> None:
+    explain = name_bad(7)
+    here.presence.note_revoked(NODE, explain)
+    assert fleet.refused == [NODE], "of one that was never here nothing else is known"
+    line = await here.dial(serial=8)
+    await line.enter(facts.node())
+    here.presence.note_revoked(NODE, explain)
+    here.presence.cut_revoked(explain)
+    await line.hang_up()
+    here.presence.note_revoked(NODE, explain)
+    assert fleet.refused == [NODE]
+    here.presence.note_revoked(NODE, name_bad(7, 8))
+    assert fleet.refused == [NODE, NODE]

@@ -210,3 +210,20 @@ async def test_what_a_node_says_of_weights_is_known_and_it_is_told_of_them() -> 
         assert not bench.weights.takes_orders(N1)
         bench.agents.forget(N1)
         assert bench.weights.known == {}
+
+
+async def test_of_a_node_that_is_revoked_nothing_is_waited_for(autojump_clock: trio.testing.MockClock) -> None:
+    async with serving(Bench()) as bench, trio.open_nursery() as nursery:
+        await nursery.start(bench.weights.serve)
+        n2 = NodeId("n2")
+        bench.weights.expect(frozenset({N1, n2}), trio.current_time() + 10_000)
+        await bench.agents.report(NodeRegistered(node=replace(NODE, id=n2)))
+        await bench.agents.report(WeightsReported(node=n2, weights=NodeWeights()))
+        told: list[WeightsOrder] = []
+        bench.agents.follow_orders(n2, told.append)
+        await trio.sleep(100)
+        assert told == []
+        bench.agents.refuse(N1)
+        await trio.sleep(100)
+        assert told == [WeightsOrder()]
+        nursery.cancel_scope.cancel()

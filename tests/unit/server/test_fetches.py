@@ -111,6 +111,21 @@ def test_a_pause_is_told_with_its_cause(bench: Bench) -> None:
     assert bench.said[0].lines == ("what to do: ask whose it is",)
 
 
+def test_a_wait_for_a_program_that_hangs_is_told_once_and_its_end(bench: Bench) -> None:
+    waits = Fetch(
+        source=FETCHING.source, phase=Phase.QUEUED, cause="pid 7 on host a holds the lock", remedy="see to it"
+    )
+    bench.tell(waits)
+    assert bench.tell(replace(waits, stalled_seconds=61.0)) == [
+        "n1: nothing of hf:org/repo/a.gguf has come for 60 s, 0B are there: pid 7 on host a holds the lock"
+    ]
+    assert bench.said[0].lines == ("what to do: see to it",)
+    assert bench.tell(replace(waits, stalled_seconds=90.0)) == []
+    assert bench.tell(Fetch(source=FETCHING.source, phase=Phase.RESOLVING)) == [
+        "n1: hf:org/repo/a.gguf goes on, 0B are there"
+    ]
+
+
 def test_a_failure_that_is_told_for_an_hour_is_told_once(bench: Bench) -> None:
     bench.tell(moved(pull=7))
     failed = moved(phase=Phase.FAILED, cause="no such file", pull=7)

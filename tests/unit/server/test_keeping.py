@@ -76,7 +76,7 @@ async def test_what_became_of_a_definition_is_offered_until_it_is_taken(
     model, keeping = a_model(), Keeping(shelf)
     shelf.trouble = LlmgwError("the disk is full")
     nursery.start_soon(keeping.serve)
-    keeping.keep(a_fact("/lost"))
+    keeping.keep(a_fact("https://h/lost?sig=x"))
     await trio.testing.wait_all_tasks_blocked()
     keeping.keep(Reverted(model=model, by=model, why="x"))
     keeping.keep(Proven(model=model))
@@ -84,7 +84,10 @@ async def test_what_became_of_a_definition_is_offered_until_it_is_taken(
     await trio.sleep(FIRST_PAUSE_SECONDS - 1)
     # the fact, and the first of the others: what follows keeps its place
     assert (shelf.asked, shelf.kept) == (2, [])
-    assert "what a launch of /lost has shown is not kept, and it is not tried again: the disk is full" in caplog.text
+    assert (
+        "what a launch of https://h/lost has shown is not kept, and it is not tried again: the disk is full"
+        in caplog.text
+    )
     assert "that the new definition of tiny has failed is not kept, and it is tried again later" in caplog.text
     await trio.sleep(1000)
     assert 5 < shelf.asked < 20

@@ -289,6 +289,12 @@ async def test_a_model_is_stopped_loaded_and_rolled_back_over_the_port(make: Mak
     assert (await manage.rollback("m", None)).to == 1
     await bench.settled()
     assert manage.model("m").definition.source == "/one.gguf"
+    text = text_of("m", source="https://h/four.gguf?sig=x")
+    await manage.add("m.yaml", text, replace=True)
+    await bench.settled()
+    shown = manage.model("m")
+    # (only that text is edited, and has what opens the address)
+    assert (shown.definition.source, shown.text) == ("https://h/four.gguf", text)
 
 
 async def test_a_model_that_is_removed_leaves_no_hold_and_no_history(make: Make, a_store: Any) -> None:

@@ -8,11 +8,11 @@ import pytest
 
 from llmgw.admin.views import Concern, FetchingView, HoldingView, NodeState, StoredState
 from llmgw.core.hosts import Host, Standing
-from llmgw.core.model import Model
+from llmgw.core.model import Lora, Model, ModelName
 from llmgw.core.node import FabricFound, Node, NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
 from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase
-from llmgw.server.stock import Stock, find_stalls, show_fetch, sum_fetching, sum_holdings, view_weights
+from llmgw.server.stock import Stock, find_stalls, show_fetch, show_model, sum_fetching, sum_holdings, view_weights
 
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
 SOURCE, SECRET = "hf:org/repo/a.gguf", "https://h/b.gguf?token=x"
@@ -75,11 +75,13 @@ def test_weights_are_in_use_wanted_or_can_be_freed(a_model: Callable[..., Model]
 
 
 def test_who_else_has_the_same_folder_is_told_and_one_of_them_frees_it() -> None:
-    shared = NodeWeights(cached=(kept("gone", 3.0, source=SECRET),), shared=True)
-    stock = Stock(known={N1: shared, N2: shared, N3: replace(shared, shared=False)}, wanted=frozenset())
-    view = view_weights(stock, [], dict.fromkeys((N1, N2, N3), NodeState.READY))
-    assert [(each.free_bytes, each.shared_with) for each in view.nodes] == [(GB, ("n2",)), (GB, ("n1",)), (GB, ())]
-    assert sorted(stock.find_freed({N2, N3})) == ["n2", "n3"]
+    for is_shared in (True, False):
+        one = NodeWeights(cached=(kept("gone", 3.0, source=SECRET),), shared=is_shared)
+        other = NodeWeights(cached=(kept("gone", 3.5, source=SECRET),), shared=is_shared)
+        stock = Stock(known={N1: one, N2: one, N3: other}, wanted=frozenset())
+        view = view_weights(stock, [], dict.fromkeys((N1, N2, N3), NodeState.READY))
+        assert [(each.free_bytes, each.shared_with) for each in view.nodes] == [(GB, ("n2",)), (GB, ("n1",)), (GB, ())]
+        assert sorted(stock.find_freed({N2, N3})) == ["n2", "n3"]
 
 
 def test_what_opens_an_address_is_not_shown() -> None:
@@ -87,6 +89,14 @@ def test_what_opens_an_address_is_not_shown() -> None:
     assert found is not None
     assert found.source == "https://h/b.gguf"
     assert show_fetch(None) is None
+
+
+def test_a_definition_is_shown_without_what_opens_its_addresses(a_model: Callable[..., Model]) -> None:
+    lora = Lora(name=ModelName("sql"), source=SECRET)
+    found = show_model(replace(a_model(), source=SECRET, mmproj=SECRET, loras=(lora,)))
+    assert {found.source, found.mmproj, found.loras[0].source} == {"https://h/b.gguf"}
+    plain = replace(a_model(), source="hf:org/repo/x-?.gguf")
+    assert show_model(plain) == plain
 
 
 Holds = Callable[..., FleetStatistics]
@@ -168,6 +178,7 @@ def test_what_has_stood_still_for_a_minute_needs_somebody() -> None:
     known = {N1: stalled(59.0), N2: stalled(61.0), N3: stalled(500.0)}
     expected = [Concern(kind="node", name="n2", message=f"nothing of {SOURCE} has come for more than 60 s")]
     assert list(find_stalls(known, away={N3})) == expected
+    assert len(list(find_stalls({N1: stalled(61.0, phase=Phase.QUEUED)}, away=()))) == 1
     assert list(find_stalls({N1: stalled(61.0, phase=Phase.FAILED)}, away=())) == []
     (concern,) = find_stalls({N1: stalled(61.0, cause="h answers 503")}, away=())
     assert concern.message == f"nothing of {SOURCE} has come for more than 60 s: h answers 503"

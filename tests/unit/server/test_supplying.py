@@ -167,7 +167,9 @@ async def test_what_nobody_wants_is_removed_where_a_node_can_be_told(
         wanted = replace(old, source=SOURCE)
         for name in (N1, N2, N3):
             await bench.bring(name, follows=name != N3)
-            bench.say(name, NodeWeights(cached=(old, wanted)))
+            # (fetched at another moment it lies in another folder)
+            own = tuple(replace(each, fetched_at=float(name[1:])) for each in (old, wanted))
+            bench.say(name, NodeWeights(cached=own))
         bench.states[N2] = NodeState.LOST
         found: list[Any] = []
         ordered = trio.Event()

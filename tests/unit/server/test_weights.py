@@ -138,6 +138,56 @@ async def test_one_that_is_lost_is_no_member_and_one_whose_link_blinks_stays_one
         assert N1 not in bench.weights.known
 
 
+@pytest.mark.parametrize("revoked", [N1, N2])
+async def test_one_that_is_revoked_is_named_to_nobody_at_once_until_it_registers_again(
+    serving: Callable[..., Any], autojump_clock: MockClock, revoked: NodeId
+) -> None:
+    async with serving() as bench:
+        for name in (N1, N2, N3):
+            bench.register(name)
+        await bench.hear(
+            WeightsReported(node=N1, weights=HAS),
+            WeightsReported(node=N2, weights=FETCHES),
+            WeightsReported(node=N3, weights=FETCHES),
+        )
+        assert bench.members(N3) == [["n1", "n2", "n3"]]
+        bench.weights.refuse(revoked)
+        await bench.settle()
+        others = sorted({N1, N2, N3} - {revoked})
+        assert [bench.members(name) for name in others] == [[others], [others]]
+        assert not bench.weights.may_take(revoked, N3, key_of(SOURCE))
+        bench.register(revoked)
+        await bench.settle()
+        assert bench.members(N3) == [["n1", "n2", "n3"]]
+
+
+async def test_one_that_is_revoked_while_a_new_server_waits_ends_the_waiting(
+    serving: Callable[..., Any], autojump_clock: MockClock
+) -> None:
+    async with serving() as bench:
+        bench.weights.expect(frozenset({N1, N2, N3}), trio.current_time() + 10_000)
+        bench.register(N1), bench.register(N2)
+        await bench.hear(WeightsReported(node=N1, weights=HAS), WeightsReported(node=N2, weights=FETCHES))
+        assert bench.told == {N1: [], N2: []}
+        bench.weights.refuse(N1)
+        await bench.settle()
+        # (else it would go on to be named by what the earlier server said)
+        assert bench.members(N2) == [["n2"]]
+
+
+async def test_a_new_server_does_not_wait_for_one_that_is_revoked(
+    serving: Callable[..., Any], autojump_clock: MockClock
+) -> None:
+    async with serving() as bench:
+        bench.weights.expect(frozenset({N1, N2}), trio.current_time() + 10_000)
+        bench.register(N2)
+        await bench.hear(WeightsReported(node=N2, weights=FETCHES))
+        assert bench.told == {N2: []}
+        bench.weights.refuse(N1)
+        await bench.settle()
+        assert bench.members(N2) == [["n2"]]
+
+
 async def test_a_new_server_tells_nobody_of_swarms_before_all_have_said_what_they_have(
     serving: Callable[..., Any], autojump_clock: MockClock
 ) -> None:

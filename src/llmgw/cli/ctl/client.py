@@ -61,7 +61,8 @@ class Operator:
         self._timeout_seconds = timeout_seconds
 
     def ask(self, method: str, path: str, body: Mapping[str, object] | None = None) -> bytes:
-        """The answer, JSON. NoAnswer; ConfigError where what was sent is wrong; LlmgwError for any other no."""
+        """The answer, JSON. NoAnswer; ConfigError or UsageError where what was sent is wrong; LlmgwError for any other
+        no."""
         text = json.dumps(body, ensure_ascii=False).encode() if body is not None else None
         if text is not None and len(text) > MAX_BODY_BYTES:
             # The port would hang up in the middle of it, which looks as if nobody were there.
@@ -111,7 +112,10 @@ class Operator:
             problems = [_problem(each) for each in error.get("problems", ())]
         except (ValueError, KeyError, TypeError, AttributeError):
             return self.stranger("an error that is not llmgw's")
-        return ConfigError(problems) if problems else ToldNo(message, code)
+        if problems:
+            return ConfigError(problems)
+        # What was sent is wrong, and no server would take it.
+        return UsageError(message) if code.startswith("invalid_") else ToldNo(message, code)
 
     def stranger(self, got: str) -> LlmgwError:
         """What to say of an answer that no llmgw gives; ``got`` says what it is."""
@@ -121,9 +125,16 @@ class Operator:
         )
 
 
+def as_name(name: str) -> str:
+    """A name as it is sent in a body. UsageError where nothing can be called so, before anybody is asked."""
+    if not name.strip():
+        raise UsageError(f"{name!r} can't be a name")
+    return name
+
+
 def as_word(name: str) -> str:
     """A name as one segment of a path, or the value of a query. UsageError where it would be another path."""
-    if not name or name.startswith("/") or name in {".", ".."}:
+    if not name.strip() or name.startswith("/") or name in {".", ".."}:
         raise UsageError(f"{name!r} can't be a name")
     return quote(name, safe="", errors="replace")
 

@@ -12,7 +12,7 @@ import click
 
 from llmgw.cli.ctl.address import find_address
 from llmgw.cli.ctl.asking import drawn, server_options
-from llmgw.cli.ctl.client import Operator
+from llmgw.cli.ctl.client import Operator, as_name
 from llmgw.cli.ctl.drawing import Block, Grid, shown, write
 from llmgw.cli.ctl.engines import troubles_of
 from llmgw.errors import LlmgwError
@@ -59,7 +59,7 @@ def command(
     if node is None and (server is not None or config is not None):
         raise click.UsageError("--server and --config go with --node: with --bin no server is asked")
     if node is not None:
-        operator = Operator(find_address(server, config, environ=os.environ))
+        operator, node = Operator(find_address(server, config, environ=os.environ)), as_name(node)
         answer = drawn(operator, operator.ask("GET", "/engines"), lambda told: find_on_node(told, engine, node))
     else:
         from llmgw.cli.ctl.binaries import check_binary

@@ -17,7 +17,7 @@ import click
 
 from llmgw.cli.ctl.address import find_address
 from llmgw.cli.ctl.asking import WATCH_SECONDS, drawn, server_options
-from llmgw.cli.ctl.client import NoAnswer, Operator
+from llmgw.cli.ctl.client import NoAnswer, Operator, as_name
 from llmgw.cli.ctl.drawing import UNKNOWN, shown
 from llmgw.errors import LlmgwError
 from llmgw.host.output import STDOUT
@@ -66,7 +66,7 @@ def command(
     """
     following = Following(
         operator=Operator(find_address(server, config, environ=os.environ)),
-        filters={name: value for name, value in (("model", model), ("node", node)) if value is not None},
+        filters={name: as_name(value) for name, value in (("model", model), ("node", node)) if value is not None},
         shape=shape_json if as_json else functools.partial(shape_text, verbose=verbose),
     )
     try:

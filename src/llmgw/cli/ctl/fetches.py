@@ -36,16 +36,16 @@ def _tell_cause(fetch: Mapping[str, Any]) -> str:
 
 def tell_pace(fetch: Mapping[str, Any]) -> str:
     """How far it is, in a few words: ``fetching 42 %, stalled for 25s``."""
-    phase = fetch["phase"]
+    phase, total = fetch["phase"], fetch.get("total_bytes")
     if phase != "fetching":
-        return _WORDS.get(phase, shown(phase))
-    total, stalled = fetch.get("total_bytes"), fetch.get("stalled_seconds")
-    # Never as much as is not there yet.
-    done = "" if not total else f" {100 * fetch['done_bytes'] // total} %"
-    if stalled is not None:
-        return f"fetching{done}, stalled for {lasted(stalled)}"
-    left = fetch.get("left_seconds")
-    return f"fetching{done}" if left is None else f"fetching{done}, {lasted(left)} left"
+        words, left = _WORDS.get(phase, shown(phase)), None
+    else:
+        # Never as much as is not there yet.
+        words = "fetching" if not total else f"fetching {100 * fetch['done_bytes'] // total} %"
+        left = fetch.get("left_seconds")
+    if (stalled := fetch.get("stalled_seconds")) is not None:
+        return f"{words}, stalled for {lasted(stalled)}"
+    return words if left is None else f"{words}, {lasted(left)} left"
 
 
 def tell_whole(fetch: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show, tell
-from llmgw.cli.ctl.client import as_word
+from llmgw.cli.ctl.client import as_name, as_word
 from llmgw.cli.ctl.drawing import Block, shown
 from llmgw.cli.ctl.fetches import tell_fetch
 from llmgw.cli.ctl.model_show import draw as draw_model
@@ -31,7 +31,7 @@ def command(*, model: str, wait: bool, asked: Asked) -> None:
     """
     if wait and asked.watch:
         raise UsageError("--wait follows it until it serves, --watch for ever: give one of them")
-    answer = asked.operator.ask("POST", "/load", {"model": model})
+    answer = asked.operator.ask("POST", "/load", {"model": as_name(model)})
     tell(asked, answer, draw)
     name = drawn(asked.operator, answer, lambda facts: str(facts["model"]))
     if wait:

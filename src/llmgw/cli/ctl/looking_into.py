@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -32,6 +32,9 @@ from llmgw.host.weights.sources.asker import Asker
 from llmgw.units import printable
 
 FIRST_BYTES = 1024 * 1024
+# Of the later parts of a file, without a vocabulary; and as many as are asked one after the other in a minute.
+PART_BYTES = 64 * 1024
+MOST_PARTS = 100
 # An index of many files is a few megabytes.
 MOST_JSON_BYTES = 32 * 1024 * 1024
 TIMEOUT_SECONDS = 120.0
@@ -277,7 +280,23 @@ async def _read_gguf(text: str, shelf: Shelf, files: tuple[FileListed, ...]) -> 
         return replace(found, notes=(f"its header is longer than {HEAD_BYTES // 1024**2} MiB, and was not read",))
     if len(files) == 1 and header.data_bytes is not None:
         found = replace(found, weights=Number(value=header.data_bytes, origin="the GGUF header"))
-    return replace(found, mostly=header.mostly, layout=read_metadata(header.metadata), told_by="the GGUF header")
+    found = replace(found, layout=read_metadata(header.metadata), told_by="the GGUF header")
+    headers = [header, *await _read_parts(shelf, files[1:])]
+    if len(headers) == len(files):
+        return replace(found, mostly=gguf.name_mostly(headers))
+    return replace(found, notes=("not the heads of all its parts were read: what most of it is of is unknown",))
+
+
+async def _read_parts(shelf: Shelf, files: Sequence[FileListed]) -> list[gguf.Header]:
+    """What the later parts of a file have at their beginning, which is short; nothing of more than anybody waits for.
+    LlmgwError where one is no such part."""
+    found = []
+    for file in files if len(files) < MOST_PARTS else ():
+        head, header = await _read_head(shelf, file, gguf.read, first_bytes=PART_BYTES)
+        _check(file, head)
+        if isinstance(header, gguf.Header):
+            found.append(header)
+    return found
 
 
 async def _read_safetensors(text: str, shelf: Shelf, files: tuple[FileListed, ...]) -> Found:
@@ -339,9 +358,11 @@ def _name_kind(config: Mapping[str, Any]) -> str | None:
     return next((kind for kind in kinds if isinstance(kind, str)), None)
 
 
-async def _read_head(shelf: Shelf, file: FileListed, read: Callable[[bytes], Any]) -> tuple[bytes, Any]:
+async def _read_head(
+    shelf: Shelf, file: FileListed, read: Callable[[bytes], Any], *, first_bytes: int = FIRST_BYTES
+) -> tuple[bytes, Any]:
     """The beginning of a file and what it says, read as far as that asks for."""
-    head, wanted = b"", FIRST_BYTES
+    head, wanted = b"", first_bytes
     while True:
         head += await shelf.read(file.name, len(head), min(wanted, HEAD_BYTES, file.size_bytes))
         told = await trio.to_thread.run_sync(read, head)

@@ -14,7 +14,7 @@ import click
 
 from llmgw.cli.ctl.address import find_address
 from llmgw.cli.ctl.asking import drawn, server_options
-from llmgw.cli.ctl.client import Operator
+from llmgw.cli.ctl.client import Operator, ToldNo
 from llmgw.cli.ctl.drawing import Block, Grid, shown, write
 from llmgw.errors import LlmgwError, UsageError
 
@@ -54,6 +54,7 @@ def command(
     from llmgw.cli.ctl.looking_into import look_into
     from llmgw.core.sizing import find_needs, size_up
 
+    _check_class(gpu_class)
     operator = Operator(find_address(server, config, environ=os.environ))
     sizes = size_up(_tell_remedy(lambda: trio.run(look_into, source)), context=context)
     answer, silence = None, None
@@ -66,8 +67,10 @@ def command(
             answer = operator.ask("POST", "/plan", _body(needs))
         except UsageError:
             raise
+        except ToldNo as refused:
+            silence = f"the server does not say where it would fit: {refused.message}"
         except LlmgwError as error:
-            silence = error.message
+            silence = f"no server could be asked where it would fit: {error.message}"
     blocks = draw_sizes(sizes)
     places = None
     if answer is not None:
@@ -75,11 +78,19 @@ def command(
         blocks += drawn(operator, answer, partial(draw_places, unsure=unsure))
         places = json.loads(answer)
     elif silence is not None:
-        blocks += ["", f"no server could be asked where it would fit: {silence}"]
+        blocks += ["", silence]
     if as_json:
         _write_json(sizes, places, silence)
     else:
         write(blocks)
+
+
+def _check_class(name: str | None) -> None:
+    """UsageError where no GPU can be of it: the server would be blamed for that."""
+    from llmgw.config.profiles import wrong_class  # brings YAML along, which --help can do without
+
+    if name is not None and (why := wrong_class(name)) is not None:
+        raise UsageError(f"--gpu-class: {why}")
 
 
 def _tell_remedy(look: Any) -> Any:

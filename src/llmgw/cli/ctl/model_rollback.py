@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show, tell
-from llmgw.cli.ctl.client import as_word
+from llmgw.cli.ctl.client import as_name, as_word
 from llmgw.cli.ctl.drawing import Block, shown
 from llmgw.cli.ctl.model_add import tell_rolling
 from llmgw.cli.ctl.model_show import draw as draw_model
@@ -23,7 +23,7 @@ def command(*, name: str, number: int | None, asked: Asked) -> None:
     `llmgw ctl model history NAME` has the numbers. What it gets back is kept as its newest definition. One that
     server.yaml declares is changed there. With --watch the model is shown afterwards.
     """
-    answer = asked.operator.ask("POST", "/rollback", {"model": name, "number": number})
+    answer = asked.operator.ask("POST", "/rollback", {"model": as_name(name), "number": number})
     tell(asked, answer, draw)
     if asked.watch:
         model = drawn(asked.operator, answer, lambda facts: str(facts["model"]))

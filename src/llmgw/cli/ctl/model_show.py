@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import Any
 
@@ -12,6 +13,16 @@ from llmgw.cli.ctl.client import as_word
 from llmgw.cli.ctl.drawing import Block, Grid, listed, shown
 from llmgw.cli.ctl.figures import lasted
 from llmgw.cli.ctl.replicas import draw as draw_replicas
+from llmgw.host.weights.errors import show_url
+
+# An address in a definition, and what opens it. In quotes YAML takes some signs in other words, and goes on in the next
+# line behind a backslash.
+_FOLD = r"\\\r?\n[ \t]*"
+_OPENED = re.compile(
+    rf"(?P<place>[A-Za-z][A-Za-z0-9+.-]*:(?:\\?/){{2}}(?:{_FOLD}|\\/|[^\s?#\\])*)"
+    rf"(?P<sign>[?#]|\\x3[fF]|\\u003[fF])(?P<query>(?:{_FOLD}|\S)*)"
+)
+_CLOSING = "]}\"',"
 
 
 @click.command("show")
@@ -39,8 +50,20 @@ def draw(answer: Any) -> list[Block]:
     if more := answer["more_rejections"]:
         blocks.append(f"and {more} more: llmgw ctl explain-placement {shown(model['name'])}")
     if text := answer.get("text"):
-        blocks += ["", "as it was added:", *(f"  {shown(line)}" for line in text.splitlines())]
+        written = hide_queries(text)
+        head = "as it was added:" if written == text else "as it was added, but for what opens its addresses:"
+        blocks += ["", head, *(f"  {shown(line)}" for line in written.splitlines())]
     return blocks
+
+
+def hide_queries(text: str) -> str:
+    """A definition as it was written, with an ellipsis for what stands behind the ? of its addresses."""
+
+    def hide(found: re.Match[str]) -> str:
+        query = found["query"]
+        return f"{found['place']}{found['sign']}…{query[len(query.rstrip(_CLOSING)) :]}"
+
+    return _OPENED.sub(hide, text)
 
 
 def _facts(model: dict[str, Any], definition: dict[str, Any], added_at: float | None) -> list[str]:
@@ -56,8 +79,9 @@ def _facts(model: dict[str, Any], definition: dict[str, Any], added_at: float | 
         "aliases": ", ".join(definition["aliases"]) or None,
         "kept": kept,
         "task": definition.get("task"),
-        "source": definition["source"],
-        "mmproj": definition.get("mmproj"),
+        # (a server of an earlier version told all of an address)
+        "source": show_url(definition["source"]),
+        "mmproj": show_url(definition["mmproj"]) if "mmproj" in definition else None,
         "loras": ", ".join(lora["name"] for lora in definition.get("loras", ())) or None,
         "context": definition.get("context_length"),
         "output": definition.get("max_output"),

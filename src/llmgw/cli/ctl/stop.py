@@ -7,7 +7,7 @@ from typing import Any
 import click
 
 from llmgw.cli.ctl.asking import Asked, drawn, operator_options, show, tell
-from llmgw.cli.ctl.client import as_word
+from llmgw.cli.ctl.client import as_name, as_word
 from llmgw.cli.ctl.drawing import Block, shown
 from llmgw.cli.ctl.replicas import draw as draw_replicas
 
@@ -24,7 +24,7 @@ def command(*, name: str, asked: Asked) -> None:
 
     With --watch the model's replicas are shown afterwards; those of a model until they have stopped.
     """
-    answer = asked.operator.ask("POST", "/stop", {"name": name})
+    answer = asked.operator.ask("POST", "/stop", {"name": as_name(name)})
     tell(asked, answer, draw)
     if asked.watch:
         model, is_replica = drawn(

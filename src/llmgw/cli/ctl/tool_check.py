@@ -13,7 +13,7 @@ import click
 
 from llmgw.cli.ctl.address import find_address
 from llmgw.cli.ctl.asking import drawn, server_options
-from llmgw.cli.ctl.client import Operator
+from llmgw.cli.ctl.client import Operator, as_name
 from llmgw.cli.ctl.drawing import Block, Grid, shown, write
 
 # How much longer than its check the server is waited for.
@@ -73,6 +73,8 @@ def command(
     if endpoint is None:
         if name is not None or key_file is not None:
             raise click.UsageError("--model and --key-file go with --endpoint")
+        for given in (model or "", *(() if replica is None else (replica,))):
+            as_name(given)
         from llmgw.dialects.toolcheck import CHECK_SECONDS
 
         timeout_seconds = CHECK_SECONDS + MARGIN_SECONDS

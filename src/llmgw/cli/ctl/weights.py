@@ -100,8 +100,9 @@ def _lines(node: Mapping[str, Any]) -> Iterator[str]:
             if (remedy := fetch.get("remedy")) is not None:
                 yield f"what to do: {shown(remedy)}"
     if node["free_bytes"]:
+        # (also of two agents on one machine, whose disk nobody else writes to)
         others = ", ".join(map(shown, node.get("shared_with") or ()))
-        shared = f", in a folder shared with {others or 'other machines'}" if node["shared"] else ""
+        shared = f", in a folder shared with {others or 'other machines'}" if others or node["shared"] else ""
         yield f"{format_decimal(node['free_bytes'])} can be freed{shared}"
 
 

@@ -15,6 +15,7 @@ from llmgw.cli.ctl.client import NoAnswer, Operator, as_node
 from llmgw.cli.ctl.drawing import Block, shown
 from llmgw.cli.ctl.fetches import tell_doing, tell_fetch, tell_pace, tell_sources
 from llmgw.cli.progress import Bars, terminal
+from llmgw.errors import UsageError
 from llmgw.host.output import say
 from llmgw.units import format_decimal
 
@@ -35,6 +36,8 @@ def command(*, source: str, nodes: tuple[str, ...], as_json: bool, server: str |
     \b
     llmgw ctl weights pull hf:Qwen/Qwen2.5-Coder-3B-Instruct-GGUF/qwen2.5-coder-3b-instruct-q4_k_m.gguf --node gpu01
     """
+    if not source.strip():
+        raise UsageError("SOURCE is empty: write hf:org/repo/FILE, hf:org/repo/GLOB or https://…")
     for node in nodes:
         as_node(node)
     asked = Asked(operator=Operator(find_address(server, config, environ=os.environ)), as_json=as_json)
@@ -91,7 +94,9 @@ def _tell(node: Mapping[str, Any]) -> tuple[str, str]:
         # (why it failed is told at the end)
         words = tell_pace(fetch)
     else:
-        return tell_fetch(fetch), tell_doing(fetch)
+        # (of what nothing comes of for now it is said whether, and how often, it is tried again)
+        hint = "" if (remedy := fetch.get("remedy")) is None else f"; {shown(remedy)}"
+        return f"{tell_fetch(fetch)}{hint}", f"{tell_doing(fetch)}{hint}"
     return words, words
 
 
@@ -110,6 +115,9 @@ def _lines(node: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: failed: {shown(fetch.get('cause'))}"
         if (remedy := fetch.get("remedy")) is not None:
             yield f"{name}: what to do: {shown(remedy)}"
+    elif fetch.get("total_bytes") == 0:
+        # (nobody can say whether it has just come)
+        yield f"{name}: ready, 0B: it is empty"
     elif fetch["origin_bytes"] or fetch["peer_bytes"]:
         size = format_decimal(fetch.get("total_bytes") or fetch["done_bytes"])
         yield f"{name}: ready, {size}: {tell_sources(fetch)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from typing import TypeAlias
@@ -26,6 +27,8 @@ log = logging.getLogger(__name__)
 Share: TypeAlias = Callable[[Partial | None], None]
 
 TICK_SECONDS = 0.5
+# How often those who wait for it in other programs see that it goes on: well within what they take for a stall.
+LIFE_SECONDS = 2.0
 CLOSE_SECONDS = 5.0
 # How often at most a thread that reads a whole file tells how far it is.
 TOLD_EVERY_SECONDS = 0.25
@@ -56,6 +59,7 @@ async def fetch(
     try:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_tick, meter)
+            nursery.start_soon(work.show_life)
             manifest = await work.obtain(newest=newest)
             nursery.cancel_scope.cancel()
     except BaseExceptionGroup as group:
@@ -104,6 +108,16 @@ class _Fetching:
         self._meter = meter
         self._rate = rate
         self._share = share
+        self._holds = False
+
+    async def show_life(self) -> None:
+        """Have others that wait for our lock see each step that is made; of one who stands still they see nothing."""
+        shown = -math.inf
+        while True:
+            await trio.sleep(LIFE_SECONDS)
+            if self._holds and shown < (came_at := self._meter.came_at):
+                shown = came_at
+                await self._cache.show_life(self._source.text)
 
     async def obtain(self, *, newest: bool) -> Manifest:
         find, text = self._cache.find, self._source.text
@@ -111,7 +125,8 @@ class _Fetching:
         newest = newest and not self._source.is_pinned
         if not newest and (manifest := await trio.to_thread.run_sync(find, text)) is not None:
             return manifest
-        async with self._cache.hold(text, lambda _: self._meter.enter(Phase.QUEUED)):
+        async with self._cache.hold(text, self._meter.queue):
+            self._holds = True
             self._meter.enter(Phase.RESOLVING)
             if not newest and (manifest := await trio.to_thread.run_sync(find, text)) is not None:
                 return manifest
@@ -225,7 +240,8 @@ class _Fetching:
                 if error.kind not in CUT_OFF and not (error.kind is Kind.CHANGED and commit is not None):
                     raise
                 again, failure = False, error
-            self._meter.note_trouble(failure.message, failure.remedy or retries.describe())
+            remedy = retries.describe(failure.remedy) if again else failure.remedy or "other nodes are asked for it"
+            self._meter.note_trouble(failure.message, remedy)
             listing = await self._ask_members()
             # One that is here already says nothing of whether it is the newest.
             if listing is not None and await trio.to_thread.run_sync(self._find_commit, listing.commit) is None:

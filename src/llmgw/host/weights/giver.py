@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from urllib.parse import parse_qs
@@ -112,6 +112,8 @@ class Giver:
             return await self._read(shelf, *request.piece)
         if shelf is not None:
             shelf = await self._wait_news(shelf, request)
+            if not self._allowed(asks, request.key):
+                return _refuse(403, f"node {asks} is no more among those that fetch this")
         if shelf is None:
             return _refuse(404, "nothing of this is here")
         return _tell_news(shelf, _start(shelf, request))
@@ -120,13 +122,10 @@ class Giver:
         try:
             data = await trio.to_thread.run_sync(shelf.read, file, piece, limiter=self._threads, abandon_on_cancel=True)
         except Spoiled as error:
-            self.complaints.tell("%s", error)
+            self.complaints.tell("%s", error, of=error.folder)
             return _refuse(404, "this piece is not here")
         except LookupError:
             return _refuse(404, "this piece is not here")
-        except OSError as error:
-            self.complaints.tell("a piece of weights can't be read for another node: %s", error)
-            return _refuse(500, "this piece can't be read")
         return _Answer(status=200, body=data, kind="application/octet-stream")
 
     async def _wait_news(self, shelf: Shelf, request: _Request) -> Shelf | None:
@@ -227,19 +226,19 @@ async def _say(talk: Talk, answer: _Answer, *, last: bool) -> None:
 
 class Complaints:
     """Tells of what goes wrong once in a while: whoever can make it go wrong could else fill the disk. Of each kind, by
-    its ``text``, by itself: what is told of one must not hide another."""
+    its ``text`` and what it is ``of``, by itself: what is told of one must not hide another."""
 
     def __init__(self) -> None:
         # by kind, when it is told again, and how often it has not been
-        self._kinds: dict[str, tuple[float, int]] = {}
+        self._kinds: dict[Hashable, tuple[float, int]] = {}
 
-    def tell(self, text: str, *words: object, fault: Exception | None = None) -> None:
+    def tell(self, text: str, *words: object, fault: Exception | None = None, of: Hashable = None) -> None:
         now = trio.current_time()
-        again, untold = self._kinds.get(text, (now, 0))
+        again, untold = self._kinds.get((text, of), (now, 0))
         if now < again:
-            self._kinds[text] = again, untold + 1
+            self._kinds[text, of] = again, untold + 1
             log.debug(text, *words, exc_info=fault)
             return
         more = f" (and {untold} more like it before)" if untold else ""
         log.warning("%s%s", text % words, more, exc_info=fault)
-        self._kinds[text] = now + TELL_SECONDS, 0
+        self._kinds[text, of] = now + TELL_SECONDS, 0

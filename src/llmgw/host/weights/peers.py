@@ -39,6 +39,8 @@ _FAILURES = (
     httpcore.UnsupportedProtocol,
     httpcore.ConnectionNotAvailable,
 )
+# Of these, on the way to the server, nobody can tell whether they are its own, or come from the node that it asks.
+_BREAKS = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError)
 
 
 class PeerGone(Exception):  # noqa: N818 - named by what happens next, like all errors of ours
@@ -46,7 +48,12 @@ class PeerGone(Exception):  # noqa: N818 - named by what happens next, like all 
 
 
 class NotNow(Exception):  # noqa: N818
-    """A node does not know the source yet, or us, or has too much to do: the same may work in a moment."""
+    """A node does not know the source yet, or us, or has too much to do, or what lies between is away: the same may
+    work in a moment. ``silent_seconds``: for how long nothing has come already."""
+
+    def __init__(self, why: str, *, silent_seconds: float = 0.0) -> None:
+        super().__init__(why)
+        self.silent_seconds = silent_seconds
 
 
 class PieceMissing(Exception):  # noqa: N818
@@ -190,6 +197,9 @@ class Peers:
                     with trio.move_on_after(CLOSE_SECONDS, shield=True):
                         await _end(answer, body)
         except (*_FAILURES, httpx.InvalidURL, ssl.SSLError, UnicodeError) as error:
+            if whom.seed == RELAY and isinstance(error, _BREAKS):
+                silent = SILENT_SECONDS if isinstance(error, httpcore.ReadTimeout) else 0.0
+                raise NotNow(f"by way of the server: {_explain(error)}", silent_seconds=silent) from error
             raise PeerGone(_explain(error)) from error
 
     @contextmanager
@@ -275,6 +285,9 @@ def _explain(error: BaseException) -> str:
     said = type(error).__name__
     cause: BaseException | None = error
     while cause is not None:
+        if isinstance(cause, BaseExceptionGroup):
+            # (one for each address of a name; how many they were says nothing)
+            cause = cause.exceptions[0]
         said = str(cause) or said
         cause = cause.__cause__ or cause.__context__
     return printable(said)

@@ -54,6 +54,11 @@ class ProgressMeter:
         self._send()
 
     @property
+    def came_at(self) -> float:
+        """When it has gone on last."""
+        return self._came_at
+
+    @property
     def brought(self) -> int:
         """How many bytes have come, from anywhere and for anything."""
         return self._origin + self._peers
@@ -67,6 +72,14 @@ class ProgressMeter:
             self._verified = 0
             self._go_on()
             self._send()
+
+    def queue(self, holder: str) -> None:
+        """It waits for another program on its folder, which ``holder`` names, and which has just gone on."""
+        self.enter(Phase.QUEUED)
+        self._go_on()
+        self._cause = f"{holder} holds the lock"
+        self._remedy = "see whether that program hangs: once it goes on, or ends, this goes on too"
+        self._send()
 
     def know(self, listing: Listing, done_bytes: int) -> None:
         """What it is of, and how much of that lies on the disk. Another commit than before is another thing: then that
@@ -149,7 +162,7 @@ class ProgressMeter:
         if rate and self._total is not None and (not verifies or self._done >= self._total):
             left = max(self._total - (self._verified if verifies else self._done), 0) / rate
         silent = now - self._came_at
-        stalls = self._phase in (Phase.RESOLVING, Phase.FETCHING, Phase.VERIFYING) and silent >= WINDOW_SECONDS
+        stalls = not (ready or failed) and silent >= WINDOW_SECONDS
         cause, remedy = self._find_cause(silent)
         return Fetch(
             source=self._source,
@@ -168,6 +181,8 @@ class ProgressMeter:
 
     def _find_cause(self, silent: float) -> tuple[str | None, str | None]:
         """Of a failure, or of nothing having come for so many seconds."""
+        if self._phase is Phase.QUEUED:
+            return self._cause, self._remedy if silent >= WINDOW_SECONDS else None
         is_on_its_way = self._phase in (Phase.RESOLVING, Phase.FETCHING)
         if is_on_its_way and silent < TROUBLE_SECONDS:
             return None, None

@@ -25,11 +25,10 @@ class Retries:
         """Something has come."""
         self._in_vain = 0
 
-    def describe(self) -> str:
-        """What is done about it."""
-        if self.left <= 0:
-            return "it was the last try"
-        return f"it is tried again, {self.left} {'times' if self.left > 1 else 'time'} more at most"
+    def describe(self, remedy: str | None = None) -> str:
+        """What is done about it, behind what somebody else can do."""
+        again = f"it is tried again, {self.left} {'times' if self.left > 1 else 'time'} more at most"
+        return "; ".join(filter(None, (remedy, again if self.left > 0 else "it was the last try")))
 
     def note(self, number: int, wait_seconds: float, now: float) -> bool:
         """A line of this try broke, and is not to begin anew for so long at least. False: it was the last try."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from bisect import bisect_right
@@ -13,7 +14,7 @@ from typing import Protocol, TypeAlias, overload
 from blake3 import blake3
 
 from llmgw.core.weights import FileKept, FileListed, Manifest, piece_bytes_of
-from llmgw.host.weights.disk.beneath import open_folder
+from llmgw.host.weights.disk.beneath import Folder, open_folder
 from llmgw.host.weights.disk.partial import Partial, read_at
 from llmgw.host.weights.errors import show_url
 
@@ -25,7 +26,12 @@ WHOLE_ORDER = "whole"
 
 
 class Spoiled(LookupError):  # noqa: N818 - named by what it is, like all of ours
-    """What lies here is not what was fetched: said in words for whoever runs this node."""
+    """What lies here is not what was fetched, or can't be read: said in words for whoever runs this node. ``folder``:
+    what is wrong with one piece of it is wrong with the others too."""
+
+    def __init__(self, message: str, folder: Path) -> None:
+        super().__init__(message)
+        self.folder = folder
 
 
 class Shelf(Protocol):
@@ -43,7 +49,8 @@ class Shelf(Protocol):
     def whole(self) -> bool: ...
 
     def read(self, file: int, piece: int) -> bytes:
-        """Blocks. LookupError when it is not here, OSError when the disk fails."""
+        """Blocks. LookupError when it is not here, and Spoiled when it is no longer as it was fetched, or the disk
+        fails."""
 
 
 class KeptShelf:
@@ -62,8 +69,8 @@ class KeptShelf:
         return _KeptLog(self.files)
 
     def read(self, file: int, piece: int) -> bytes:
-        """Blocks. LookupError when it is not here, and Spoiled when it is no longer as it was fetched; OSError when the
-        disk fails."""
+        """Blocks. LookupError when it is not here, and Spoiled when it is no longer as it was fetched, or the disk
+        fails."""
         if not 0 <= file < len(self.files) or not 0 <= piece < len(self.files[file].pieces):
             raise LookupError(f"there is no piece {piece} of file {file}")
         kept = self.files[file]
@@ -71,22 +78,37 @@ class KeptShelf:
         size = min(piece_bytes_of(kept.size_bytes), kept.size_bytes - start)
         try:
             with open_folder(self._folder) as folder:
-                number = folder.open(kept.name, os.O_RDONLY)
-        except FileNotFoundError as error:
-            # It was collected: whoever asks has been told of it a moment ago.
-            raise LookupError(f"{error.filename} is gone") from error
-        try:
-            data = read_at(number, start, size)
-        finally:
-            os.close(number)
+                data = _read_of(folder, kept, start, size)
+        except OSError as error:
+            if isinstance(error, FileNotFoundError) and not self._folder.exists():
+                # It was collected: whoever asks has been told of it a moment ago.
+                raise LookupError(f"{self._folder} is gone") from error
+            raise self._tell(kept, f"can't be read ({error.strerror})") from error
         if blake3(data).hexdigest() != kept.pieces[piece]:
             # Whoever takes it would find that out too, and tell nobody here.
-            raise Spoiled(
-                f"{kept.name} of {show_url(self._manifest.source)} ({self._manifest.commit[:12]}) in {self._folder} is "
-                f"not what was fetched (piece {piece}): it is not given to other nodes, and engines here may read it. "
-                "See whether this disk is well, and remove that folder: what needs it fetches it again"
-            )
+            raise self._tell(kept, f"is not what was fetched (piece {piece})")
         return data
+
+    def _tell(self, kept: FileKept, wrong: str) -> Spoiled:
+        source, commit = show_url(self._manifest.source), self._manifest.commit[:12]
+        return Spoiled(
+            f"{kept.name} of {source} ({commit}) in {self._folder} {wrong}: it is not given to other nodes, and "
+            "engines here may read it. See whether this disk is well, and remove that folder: what needs it fetches it "
+            "again",
+            self._folder,
+        )
+
+
+def _read_of(folder: Folder, kept: FileKept, start: int, size: int) -> bytes:
+    """Raises OSError, also when the file is not as long as it was."""
+    number = folder.open(kept.name, os.O_RDONLY)
+    try:
+        length = os.fstat(number).st_size
+        if length < start + size:
+            raise OSError(errno.EIO, f"it is cut off: it has {length} of {kept.size_bytes} bytes")
+        return read_at(number, start, size)
+    finally:
+        os.close(number)
 
 
 class _KeptLog(Sequence[News]):
@@ -133,5 +155,15 @@ class PartialShelf:
         return self._partial.log
 
     def read(self, file: int, piece: int) -> bytes:
-        """Blocks. LookupError when it is not here (yet, or no more), OSError when the disk fails."""
-        return self._partial.read(file, piece)
+        """Blocks. LookupError when it is not here (yet, or no more), Spoiled when the disk fails."""
+        try:
+            return self._partial.read(file, piece)
+        except OSError as error:
+            listing, folder = self._partial.listing, self._partial.folder
+            name, source = listing.files[file].name, show_url(listing.source)
+            raise Spoiled(
+                f"{name} of {source} ({listing.commit[:12]}), on its way into {folder}, can't be read "
+                f"({error.strerror}): it is not given to other nodes. See whether this disk is well, and what else "
+                "writes there",
+                folder,
+            ) from error

@@ -43,8 +43,10 @@ NEWS_SECONDS = 5
 NEWS_PAUSE_SECONDS = 0.2
 # Where the server hands each answer on.
 RELAYED_PAUSE_SECONDS = 1.0
-# How soon at last one is asked again that does not know us or the source yet.
+# How soon at last one is asked again that does not know us or the source yet; and by way of the server, while that is
+# away, or has no connection to it.
 NOT_YET_SECONDS = 1.0
+MISSED_SECONDS = 4.0
 # So much news is taken in at a time; then others have their turn.
 NEWS_AT_ONCE = 200
 LOST_AT_ONCE = 100
@@ -218,15 +220,19 @@ class Taking:
                 new = await self._peers.hear(
                     member, self._key, self._listing.commit, since=told, wait_seconds=NEWS_SECONDS
                 )
-            except NotNow:
+            except NotNow as refusal:
                 # It may not have heard of us, or of this source, so soon as we have of it.
-                if trio.current_time() - answered_at > PATIENCE_SECONDS:
+                is_relayed = member.seed == RELAY
+                if is_relayed:
+                    told = self._miss(member, told, refusal)
+                elif trio.current_time() - answered_at > PATIENCE_SECONDS:
                     raise
                 await trio.sleep(pause)
-                pause = min(2 * pause, NOT_YET_SECONDS)
+                pause = min(2 * pause, MISSED_SECONDS if is_relayed else NOT_YET_SECONDS)
                 continue
             pause = NEWS_PAUSE_SECONDS
             answered_at = trio.current_time()
+            self._pieces.met(member.node, answered_at)
             if [(file.name, file.size_bytes) for file in new.files] != [
                 (file.name, file.size_bytes) for file in self._listing.files
             ]:
@@ -243,6 +249,18 @@ class Taking:
                 # A word for every single piece would cost more than the piece's way.
                 least = RELAYED_PAUSE_SECONDS if member.seed == RELAY else NEWS_PAUSE_SECONDS
                 await trio.sleep(max(0.0, least - (answered_at - asked_at)))
+
+    def _miss(self, member: Member, told: Told | None, refusal: NotNow) -> Told | None:
+        """It can't be asked by way of the server now: that is away, or has no connection to it. What it has told that
+        still holds; None: it is to tell all of it anew."""
+        if not self._pieces.miss(member.node, trio.current_time(), silent_seconds=refusal.silent_seconds):
+            return told
+        if told is not None:
+            log.info(
+                "%s can't be asked for %s, and is passed over until it can: %s", member.node, self._source.name, refusal
+            )
+        self._ring()
+        return None
 
     def _leave(self, node: NodeId, seconds: float, why: str) -> None:
         log.info("%s is not asked for %s for %.0f s: %s", node, self._source.name, seconds, why)
@@ -303,7 +321,7 @@ class Taking:
                     remedy="see what its server, or a proxy before it, answers to a request without Range",
                 )
         except FetchFailed as failure:
-            if failure.kind in self._mended_elsewhere and self._pieces.list_there(trio.current_time()):
+            if failure.kind in self._mended_elsewhere and self._pieces.has_others(trio.current_time()):
                 self._try_again(Broken(failure.message, kind=failure.kind, remedy=failure.remedy), tries)
             else:
                 self._failure = failure
@@ -315,7 +333,7 @@ class Taking:
     def _try_again(self, broken: Broken, tries: int) -> None:
         if not self._retries.note(tries, broken.wait_seconds, trio.current_time()):
             self._failure = broken.give_up()
-        self._meter.note_trouble(broken.reason, broken.remedy or self._retries.describe())
+        self._meter.note_trouble(broken.reason, self._retries.describe(broken.remedy))
         log.info("%s: %s", self._source.name, broken.reason)
 
     async def _read_run(self, run: Run) -> None:

@@ -186,3 +186,25 @@ def test_a_word_of_a_path_has_no_path_in_it() -> None:
     assert as_node("gpu01.lab") == "gpu01.lab"
     with pytest.raises(UsageError, match=r"^node '\.\./x' is not a DNS name"):
         as_node("../x")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("stop", ""),
+        ("load", " "),
+        ("model", "rollback", ""),
+        ("model", "show", " "),
+        ("tool-check", ""),
+        ("tool-check", "m", "--replica", ""),
+        ("events", "--model", ""),
+        ("events", "--node", " "),
+        ("engine-check", "vllm", "--node", ""),
+        ("explain-placement", ""),
+        ("replicas", ""),
+    ],
+)
+def test_an_empty_name_is_wrong_before_anybody_is_asked(port: Any, ctl: Any, words: tuple[str, ...]) -> None:
+    ended = ctl(*words)
+    assert (ended.status, ended.out, port.heard) == (2, "", [])
+    assert "can't be a name" in ended.err

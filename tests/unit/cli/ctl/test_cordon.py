@@ -30,7 +30,7 @@ def test_one_that_was_never_here_is_told_so(port: Any, ctl: Any, close: str | No
 def test_with_watch_the_node_is_shown_afterwards(port: Any, ctl: Any) -> None:
     port.will_answer("POST", "/nodes/ab/cordon", {"error": {"code": "invalid_node", "message": "no"}}, status=400)
     ended = ctl("cordon", "ab", "--watch")
-    assert (ended.status, ended.out, ended.err) == (1, "", "llmgw: no\n")
+    assert (ended.status, ended.out, ended.err) == (2, "", "llmgw: no\n")
     assert len(port.heard) == 1, "what was refused is not watched"
 
 

@@ -30,7 +30,16 @@ FETCH: dict[str, Any] = {
         ({"total_bytes": None}, "fetching"),
         ({"phase": "queued"}, "waits for another program there that fetches it"),
         ({"phase": "resolving"}, "asks what there is to fetch"),
+        (
+            {"phase": "resolving", "stalled_seconds": 70.0, "cause": "nobody listens"},
+            "asks what there is to fetch, stalled for 1m10s: nobody listens",
+        ),
+        (
+            {"phase": "queued", "stalled_seconds": 61.0},
+            "waits for another program there that fetches it, stalled for 1m1s",
+        ),
         ({"phase": "verifying"}, "verifying"),
+        ({"phase": "verifying", "stalled_seconds": 10.0, "left_seconds": 2.0}, "verifying, stalled for 10s"),
         ({"phase": "ready"}, "ready"),
         ({"phase": "failed"}, "failed"),
         ({"phase": "of a later\nversion"}, "of a later\N{REPLACEMENT CHARACTER}version"),

@@ -13,7 +13,7 @@ import pytest
 from fake_origin import FakeOrigin
 from weight_files import CONFIG, LLAMA, write_gguf, write_safetensors
 
-from llmgw.cli.ctl.looking_into import TRIES, look_into, look_there
+from llmgw.cli.ctl.looking_into import MOST_PARTS, TRIES, look_into, look_there
 from llmgw.core.sizing import Format, Found, Number
 from llmgw.core.weights import FileListed, Listing, Source, parse_source
 from llmgw.errors import LlmgwError, UsageError
@@ -75,6 +75,35 @@ async def test_all_parts_of_a_gguf_are_counted(folder: Path) -> None:
     (folder / "m-00001-of-00002.gguf").unlink()
     with pytest.raises(LlmgwError, match=r"not all of its parts: m-00001-of-00002.gguf"):
         await look_into(str(folder / "m-00002-of-00002.gguf"))
+
+
+def put_split(folder: Path, *kinds: int) -> list[Path]:
+    """Parts of these types, all but the last of which are small."""
+    paths = []
+    for number, kind in enumerate(kinds, start=1):
+        count = 320_000 if number == len(kinds) else 320
+        path = folder / f"m-{number:05}-of-{len(kinds):05}.gguf"
+        path.write_bytes(write_gguf(LLAMA if number == 1 else {}, ((f"w{number}", (32, count // 32), kind),)))
+        paths.append(path)
+    return paths
+
+
+async def test_what_most_of_a_model_is_of_is_told_by_all_of_its_parts(folder: Path) -> None:
+    first, _, last = put_split(folder, 0, 0, 2)
+    found = await look_into(str(first))
+    assert (found.mostly, found.files, found.notes) == ("Q4_0", 3, ())
+    last.write_bytes(b"<html>" + last.read_bytes()[6:])
+    with pytest.raises(LlmgwError, match=r"m-00003-of-00003.gguf is an HTML page"):
+        await look_into(str(first))
+
+
+async def test_of_very_many_parts_it_is_not_known_what_most_of_them_are_of(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = put_split(folder, *[2] * (MOST_PARTS + 1))
+    found = await look_into(str(first))
+    assert (found.mostly, found.layout is not None) == (None, True)
+    assert found.notes == ("not the heads of all its parts were read: what most of it is of is unknown",)
 
 
 async def test_a_folder_of_safetensors_is_read_by_its_configuration(folder: Path) -> None:

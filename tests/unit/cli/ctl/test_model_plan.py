@@ -89,7 +89,8 @@ def test_without_a_server_the_sizes_are_shown_all_the_same(ctl: Any, file: Path)
 
 def test_a_server_that_does_not_know_the_question_is_no_failure(ctl: Any, file: Path) -> None:
     ended = ctl("model", "plan", str(file))
-    assert (ended.status, "nothing is served here" in ended.out) == (0, True)
+    words = "the server does not say where it would fit: nothing is served here"
+    assert (ended.status, words in ended.out) == (0, True)
 
 
 def test_json_has_what_is_known(port: Any, ctl: Any, file: Path) -> None:
@@ -128,6 +129,14 @@ def test_a_source_that_is_none_is_status_2(ctl: Any) -> None:
     ended = ctl("model", "plan", "s3://bucket/m")
     assert (ended.status, "is no scheme that is fetched" in ended.err) == (2, True)
     assert ctl("model", "plan", "/m.gguf", "--context", "0").status == 2
+
+
+@pytest.mark.parametrize("name", ["", " ", "h100 80g", "x" * 101])
+def test_what_can_be_no_class_is_status_2_before_anything_is_asked(ctl: Any, port: Any, file: Path, name: str) -> None:
+    ended = ctl("model", "plan", str(file), "--gpu-class", name)
+    assert (ended.status, ended.out, port.heard) == (2, "", [])
+    assert "--gpu-class: " in ended.err
+    assert "is no class of GPUs: write one as `llmgw ctl nodes` shows it (h100-80g)" in ended.err
 
 
 @pytest.mark.slow

@@ -85,6 +85,40 @@ def test_a_declared_one_says_where(port: Any, ctl: Any) -> None:
     assert "as it was added" not in said
 
 
+SECRET = "sigSECRET'987"
+ADDRESS = f"https://h.example/a/m.gguf?Signature={SECRET}"
+
+
+@pytest.mark.parametrize(
+    ("written", "shown"),
+    [
+        (f"source: {ADDRESS}", "source: https://h.example/a/m.gguf?…"),
+        (f'source: "{ADDRESS}"  # ours', 'source: "https://h.example/a/m.gguf?…"  # ours'),
+        (f"{{source: '{ADDRESS}', name: m}}", "{source: 'https://h.example/a/m.gguf?…', name: m}"),
+        (f"# was {ADDRESS}\nsource: /m.gguf", "# was https://h.example/a/m.gguf?…\nsource: /m.gguf"),
+        (f'source: "https:\\/\\/h/m.gguf\\x3fs={SECRET}"', 'source: "https:\\/\\/h/m.gguf\\x3f…"'),
+        (f'source: "https://h/\\\n  m.gguf?a\\\n  {SECRET}"', 'source: "https://h/\\\n  m.gguf?…"'),
+        (f"source: HTTPS://h/m.gguf#{SECRET}", "source: HTTPS://h/m.gguf#…"),
+    ],
+)
+def test_what_opens_an_address_is_not_shown(port: Any, ctl: Any, written: str, shown: str) -> None:
+    definition = {**DETAIL["definition"], "source": ADDRESS, "mmproj": ADDRESS}
+    port.will_answer("GET", "/models/m", {**DETAIL, "definition": definition, "text": f"{written}\n"})
+    said = ctl("model", "show", "m").out
+    assert "\nsource    https://h.example/a/m.gguf\nmmproj    https://h.example/a/m.gguf\n" in said
+    assert SECRET not in said
+    lines = "".join(f"  {line}\n" for line in shown.splitlines())
+    assert said.endswith(f"as it was added, but for what opens its addresses:\n{lines}")
+
+
+def test_a_pattern_of_the_hub_is_shown_whole(port: Any, ctl: Any) -> None:
+    definition = {**DETAIL["definition"], "source": "hf:org/repo/x-?.gguf"}
+    port.will_answer("GET", "/models/m", {**DETAIL, "definition": definition, "text": "source: hf:org/repo/x-?.gguf\n"})
+    said = ctl("model", "show", "m").out
+    assert "\nsource    hf:org/repo/x-?.gguf\n" in said
+    assert said.endswith("as it was added:\n  source: hf:org/repo/x-?.gguf\n")
+
+
 def test_a_rollout_is_told_beside_what_else_holds_it_up(port: Any, ctl: Any) -> None:
     rolling = "rolling: rep-m-1 runs by the earlier definition"
     model = {**DETAIL["model"], "rolling": rolling}

@@ -51,6 +51,7 @@ def test_what_is_the_matter_stands_below() -> None:
         {**NOTHING, "node": "old"},
         {**N1, "node": "away", "state": "lost", "shared": True},
         {**N1, "node": "both", "shared": True, "shared_with": ["n4", "n5"]},
+        {**N1, "node": "twin", "shared_with": ["n6"]},
         {**NOTHING, "node": "gone", "state": "lost"},
         {**NOTHING, "node": "bad", "stored": [], "fetches": [failed]},
         {**NOTHING, "node": "slow", "stored": [], "fetches": [{**FETCH, "cause": "h answers 503"}]},
@@ -60,10 +61,18 @@ def test_what_is_the_matter_stands_below() -> None:
         "away: it is lost: this is what it said last",
         "away: 1GB can be freed, in a folder shared with other machines",
         "both: 1GB can be freed, in a folder shared with n4, n5",
+        "twin: 1GB can be freed, in a folder shared with n6",
         "bad: hf:org/repo/a.gguf: the disk is full",
         "bad: what to do: free 3GB",
         "slow: hf:org/repo/a.gguf: h answers 503",
     ]
+
+
+def test_what_stands_still_says_for_how_long_in_any_phase() -> None:
+    fetches = [{**FETCH, "phase": phase, "stalled_seconds": 70.0} for phase in ("resolving", "verifying", "fetching")]
+    rows = plain(draw({"nodes": [{**NOTHING, "node": "n1", "stored": [], "fetches": fetches}]})).splitlines()[1:]
+    assert all(row.endswith(", stalled for 1m10s") for row in rows)
+    assert len(rows) == 3
 
 
 def test_where_nothing_is_there_is_only_the_head() -> None:

@@ -64,9 +64,12 @@ def test_what_is_refused_is_told(port: Any, ctl: Any) -> None:
     refused = {"error": {"code": "invalid_source", "message": "/m is a path: llmgw checks it and never copies it"}}
     port.will_answer("POST", "/weights/pull", refused, status=400)
     ended = ctl("weights", "pull", "/m")
-    assert ended.status == 1
+    assert ended.status == 2
     assert "is a path" in ended.err
+    asked = len(port.heard)
     assert ctl("weights", "pull", SOURCE, "--node", "no node").status == 2
+    assert ctl("weights", "pull", " ").status == 2
+    assert len(port.heard) == asked
 
 
 Follow = Callable[..., tuple[bytes, list[str]]]
@@ -125,10 +128,37 @@ def test_one_that_stands_still_is_told_with_its_cause_and_once(follow: Follow) -
     ]
 
 
+def test_how_often_it_is_tried_again_is_told_and_why_it_ends(port: Any, ctl: Any, follow: Follow) -> None:
+    cause, remedy = "nobody listens on port 1 of h", "see whether curl -I https://h:1 answers"
+
+    def tried(left: int, stalled: float | None = None) -> dict[str, Any]:
+        told = f"{remedy}; it is tried again, {left} times more at most"
+        facts = {} if stalled is None else {"stalled_seconds": stalled}
+        return pull({"fetch": fetch("resolving", cause=cause, remedy=told, **facts)})
+
+    failed = pull({"ended": True, "fetch": fetch("failed", cause=cause, remedy=remedy)})
+    _, lines = follow(tried(9), tried(9), tried(8), tried(8, 12.0), tried(8, 13.0), failed)
+    again = f"{remedy}; it is tried again,"
+    assert lines == [
+        f"n1: asks what there is to fetch: {cause}; {again} 9 times more at most",
+        f"n1: asks what there is to fetch: {cause}; {again} 8 times more at most",
+        f"n1: asks what there is to fetch, stalled for 12s: {cause}; {again} 8 times more at most",
+        "n1: failed",
+    ]
+    port.will_answer("POST", "/weights/pull", failed)
+    ended = ctl("weights", "pull", SOURCE)
+    assert (ended.status, ended.out) == (1, f"n1: failed: {cause}\nn1: what to do: {remedy}\n")
+
+
 def test_sizes_are_of_one_family(port: Any, ctl: Any) -> None:
     sizes = {"done_bytes": 65_000_000, "total_bytes": 65_000_000, "origin_bytes": 30 * 2**20, "peer_bytes": 33_542_720}
     port.will_answer("POST", "/weights/pull", pull({"ended": True, "fetch": fetch("ready", **sizes)}))
     assert ctl("weights", "pull", SOURCE).out == "n1: ready, 65MB: 31.5MB from its origin and 33.5MB from other nodes\n"
+
+
+def test_an_empty_source_is_told_as_one(port: Any, ctl: Any) -> None:
+    port.will_answer("POST", "/weights/pull", pull({"ended": True, "fetch": fetch("ready", total_bytes=0)}))
+    assert ctl("weights", "pull", SOURCE).out == "n1: ready, 0B: it is empty\n"
 
 
 def test_a_server_that_does_not_answer_is_waited_for(follow: Follow) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -326,6 +327,42 @@ async def test_two_programs_on_one_folder_make_one_download(tmp_path: Path, orig
         assert [node.last.phase for node in nodes] == [Phase.READY] * 2
 
 
+async def test_whoever_waits_names_the_program_that_hangs(tmp_path: Path, autojump_clock: MockClock) -> None:
+    cache, course = Cache(tmp_path / "cache"), Course(0.0)
+
+    async def until_it_waits(*, stalled: bool) -> Fetch:
+        # (time flies while a thread looks at the lock)
+        while True:
+            last = course.told[-1] if course.told else None
+            if last is not None and last.phase is Phase.QUEUED and (last.stalled_seconds is not None) is stalled:
+                return last
+            await trio.sleep(0.1)
+
+    async with trio.open_nursery() as nursery, cache.hold(TEXT, pytest.fail):
+        nursery.start_soon(course.run, Unseen(cache.folder))
+        last = await until_it_waits(stalled=True)
+        assert last.cause == f"pid {os.getpid()} on host {socket.gethostname()} holds the lock"
+        assert last.remedy
+        # As its holder does with each step.
+        os.utime(cache.folder / key_of(TEXT) / ".lock", (1, 1))
+        last = await until_it_waits(stalled=False)
+        assert (last.cause is not None, last.remedy) == (True, None)
+    assert course.told[-1].phase is Phase.READY
+
+
+async def test_those_who_wait_see_its_steps_and_nothing_while_it_stalls(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    class Seen(Cache):
+        async def show_life(self, source: str) -> None:
+            shown.append(source)
+
+    shown: list[str] = []
+    await Course(500.0).run(Seen(tmp_path / "cache"))
+    assert 0 < len(shown) < 10
+    assert set(shown) == {TEXT}
+
+
 async def test_it_comes_no_faster_than_it_may(tmp_path: Path, origin: FakeOrigin) -> None:
     async with open_node(tmp_path, origin) as (cluster, node):
         began = trio.current_time()
@@ -390,6 +427,13 @@ async def test_the_origin_is_asked_once_it_is_known_who_else_fetches(tmp_path: P
         assert node.last.phase is Phase.READY
 
 
+class Unseen(Cache):
+    """Nobody waits for what is fetched here. (Time flies while a thread says that it goes on.)"""
+
+    async def show_life(self, source: str) -> None:
+        pass
+
+
 class Dead:
     """An origin of which nothing can be had."""
 
@@ -422,7 +466,7 @@ async def test_after_ten_tries_in_vain_it_says_why(
         with pytest.raises(FetchFailed, match="the hub answers 503") as failed:
             await fetch(
                 parse_source(TEXT),
-                cache=Cache(tmp_path / "cache"),
+                cache=Unseen(tmp_path / "cache"),
                 origin=origin,  # type: ignore[arg-type]
                 peers=peers,
                 swarm=lambda: None,
@@ -434,6 +478,9 @@ async def test_after_ten_tries_in_vain_it_says_why(
     assert len(origin.asked) == MOST_TRIES
     assert origin.asked[-1] - origin.asked[0] >= 1 + 2 + 4 + 8 + 16 + 4 * 30
     assert (told[-1].phase, told[-1].remedy) == (Phase.FAILED, "wait")
+    remedies = dict.fromkeys(each.remedy for each in told if each.phase is not Phase.FAILED and each.remedy)
+    again = [f"wait; it is tried again, {left} times more at most" for left in range(9, 1, -1)]
+    assert list(remedies)[:9] == [*again, "wait; it is tried again, 1 time more at most"]
 
 
 class Course:
@@ -488,7 +535,7 @@ class Course:
 async def test_while_the_origin_is_in_trouble_it_says_which_until_something_comes(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    said = await Course(-1, -1, 15.0).run(Cache(tmp_path / "cache"))
+    said = await Course(-1, -1, 15.0).run(Unseen(tmp_path / "cache"))
     assert said == [
         (Phase.RESOLVING, None, None),
         (Phase.FETCHING, None, None),
@@ -506,13 +553,14 @@ async def test_while_it_is_not_known_what_a_source_is_it_says_why(tmp_path: Path
                 raise Broken("the hub answers 429", self.pauses.pop(), remedy="set HF_TOKEN")
             return await super().resolve(source, commit)
 
-    said = await Troubled(3.0, resolving=0.5).run(Cache(tmp_path / "cache"))
-    assert (Phase.RESOLVING, "the hub answers 429", "set HF_TOKEN") in said
+    said = await Troubled(3.0, resolving=0.5).run(Unseen(tmp_path / "cache"))
+    again = "it is tried again, 9 times more at most"
+    assert (Phase.RESOLVING, "the hub answers 429", f"set HF_TOKEN; {again}") in said
     assert said[-1] == (Phase.READY, None, None)
 
 
 async def test_an_origin_that_says_nothing_is_named(tmp_path: Path, autojump_clock: MockClock) -> None:
-    said = await Course(20.0, resolving=20.0).run(Cache(tmp_path / "cache"))
+    said = await Course(20.0, resolving=20.0).run(Unseen(tmp_path / "cache"))
     assert said == [
         (Phase.RESOLVING, None, None),
         (Phase.RESOLVING, "its origin has not answered yet", None),
@@ -526,7 +574,7 @@ async def test_an_origin_that_says_nothing_is_named(tmp_path: Path, autojump_clo
 async def test_what_comes_slowly_because_it_is_told_to_is_in_no_trouble(
     tmp_path: Path, autojump_clock: MockClock
 ) -> None:
-    said = await Course(chunk=500).run(Cache(tmp_path / "cache"), rate=25.0)
+    said = await Course(chunk=500).run(Unseen(tmp_path / "cache"), rate=25.0)
     assert {cause for _, cause, _ in said} == {None}
     assert autojump_clock.current_time() > 20
 
@@ -565,7 +613,7 @@ async def test_members_that_bring_nothing_are_named(
     names = ("n2",) if offers else ("n2", "n3", "n4", "n5")
     members = tuple(Member(node=NodeId(name), seed="10.0.0.1:7000", whole=True) for name in names)
     swarm = Swarm(source=TEXT, members=(Member(node=NodeId("me"), seed="10.0.0.9:7000"), *members))
-    said = await course.run(Cache(tmp_path / "cache"), Members(course.listing.files, offers=offers), swarm)
+    said = await course.run(Unseen(tmp_path / "cache"), Members(course.listing.files, offers=offers), swarm)
     assert (Phase.FETCHING, cause, None) in said
     assert said[-1] == (Phase.READY, None, None)
 
@@ -693,7 +741,7 @@ async def test_whatever_a_member_does_the_others_bring_it(
     course = Course()
     odd = Member(node=NodeId("n2"), seed="10.0.0.1:7000", whole=True)
     swarm = Swarm(source=TEXT, members=(Member(node=NodeId("me"), seed="10.0.0.9:7000"), odd))
-    said = await course.run(Cache(tmp_path / "cache"), Odd(course.listing.files, takes=takes), swarm)
+    said = await course.run(Unseen(tmp_path / "cache"), Odd(course.listing.files, takes=takes), swarm)
     assert said[-1] == (Phase.READY, None, None)
     # (once, or more often: time flies while threads work)
     assert {record.levelname for record in caplog.records if "n2" in record.getMessage()} == {"ERROR"}
@@ -711,7 +759,7 @@ async def test_where_a_member_says_nonsense_of_what_there_is_the_origin_is_asked
     course = Troubled(0.0)
     odd = Member(node=NodeId("n2"), seed="10.0.0.1:7000", whole=True)
     swarm = Swarm(source=TEXT, commit="c" * 40, members=(odd,))
-    said = await course.run(Cache(tmp_path / "cache"), Odd(course.listing.files, takes=False), swarm)
+    said = await course.run(Unseen(tmp_path / "cache"), Odd(course.listing.files, takes=False), swarm)
     assert said[-1] == (Phase.READY, None, None)
 
 

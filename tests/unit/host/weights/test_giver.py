@@ -76,6 +76,28 @@ async def test_a_node_asks_for_itself_whatever_it_says() -> None:
         assert await peer.ask("x-llmgw-node: gpu-3") == b"200"
 
 
+async def test_who_is_named_no_more_while_it_waits_for_news_is_told_none(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    named = {NodeId("gpu-2")}
+    giver = Giver(lambda key, commit: Shelf(), lambda node, key: node in named)
+    ours, theirs = memory_stream_pair()
+    answers: list[bytes] = []
+
+    async def ask() -> None:
+        answers.append(await Peer(theirs).ask(path="?after=1&log=whole&wait=5"))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(giver.talk, ours, NodeId("gpu-2"))
+        nursery.start_soon(ask)
+        await trio.sleep(1)
+        assert answers == []
+        named.clear()
+        await trio.sleep(10)
+        assert answers == [b"403"]
+        nursery.cancel_scope.cancel()
+
+
 async def test_it_is_told_while_a_request_is_answered() -> None:
     async with talking("gpu-2") as peer:
         assert peer.busy == []

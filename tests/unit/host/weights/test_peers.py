@@ -343,6 +343,72 @@ async def test_who_can_not_be_reached_is_asked_by_the_server(tmp_path: Path, aut
     assert "\r\nx-llmgw-from: a\r\n" in heads[0]
 
 
+@pytest.fixture
+def relayed(tmp_path: Path, authority: Authority) -> Callable[[str], Peers]:
+    context = load_files(ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), issue(tmp_path, authority, "me"))
+    return lambda at: Peers(
+        NodeId("me"), lambda: context, ServerAddress(host="localhost", port=int(at.rpartition(":")[2]))
+    )
+
+
+async def test_a_server_that_is_away_is_no_fault_of_the_node(relayed: Callable[[str], Peers]) -> None:
+    peers = relayed("127.0.0.1:1")
+    with pytest.raises(NotNow, match=r"by way of the server: \[Errno \d+\]"):
+        await peers.take(take_from(RELAY), KEY, COMMIT, bytearray(10), ignore)
+    with pytest.raises(NotNow, match="by way of the server"):
+        await peers.hear(Member(node=NodeId("a"), seed=RELAY), KEY, COMMIT, since=None, wait_seconds=0)
+    with pytest.raises(PeerGone):
+        await peers.take(take_from("127.0.0.1:1"), KEY, COMMIT, bytearray(10), ignore)
+    await peers.close()
+
+
+async def test_a_server_that_ends_in_the_middle_is_no_fault_of_the_node(
+    tmp_path: Path, authority: Authority, relayed: Callable[[str], Peers]
+) -> None:
+    answers = [(200, {"content-length": "10"}, b"0123"), (200, {"content-length": "10"}, b"0123")]
+    async with serve(issue(tmp_path, authority, "localhost"), lambda _: answers.pop()) as at:
+        peers = relayed(at)
+        with pytest.raises(NotNow, match="without sending complete message body") as caught:
+            await peers.take(take_from(RELAY), KEY, COMMIT, bytearray(10), ignore)
+        assert caught.value.silent_seconds == 0.0
+        with pytest.raises(PeerGone):
+            await peers.take(take_from(at, "localhost"), KEY, COMMIT, bytearray(10), ignore)
+        await peers.close()
+
+
+async def test_a_server_or_node_behind_it_that_hangs_was_silent_for_so_long(
+    tmp_path: Path, authority: Authority, relayed: Callable[[str], Peers], mock_clock: MockClock
+) -> None:
+    files = issue(tmp_path, authority, "localhost")
+
+    async def hang(tcp: trio.SocketStream) -> None:
+        stream = trio.SSLStream(tcp, seed_context(files), server_side=True, https_compatible=True)
+        await stream.receive_some()
+        await wait_all_tasks_blocked(0.01)
+        mock_clock.jump(SILENT_SECONDS + 1)
+        await trio.sleep_forever()
+
+    (listener,) = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    async with listener, trio.open_nursery() as nursery:
+        nursery.start_soon(trio.serve_listeners, hang, [listener])
+        peers = relayed(f"127.0.0.1:{listener.socket.getsockname()[1]}")
+        with pytest.raises(NotNow) as caught:
+            await peers.take(take_from(RELAY), KEY, COMMIT, bytearray(10), ignore)
+        assert caught.value.silent_seconds == SILENT_SECONDS
+        await peers.close()
+        nursery.cancel_scope.cancel()
+
+
+async def test_what_a_node_says_by_way_of_the_server_is_its_own_fault(
+    tmp_path: Path, authority: Authority, relayed: Callable[[str], Peers]
+) -> None:
+    async with serve(issue(tmp_path, authority, "localhost"), lambda _: (200, {}, b"01234")) as at:
+        peers = relayed(at)
+        with pytest.raises(PeerGone, match="5 bytes long"):
+            await peers.take(take_from(RELAY), KEY, COMMIT, bytearray(10), ignore)
+        await peers.close()
+
+
 async def test_without_a_server_nobody_is_asked_by_it(peers: Peers) -> None:
     with pytest.raises(PeerGone, match="no server"):
         await peers.take(take_from(RELAY), KEY, COMMIT, bytearray(10), ignore)

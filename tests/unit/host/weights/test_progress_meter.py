@@ -161,11 +161,29 @@ def test_a_failure_says_why_and_what_to_do() -> None:
     assert (watch.last.done_bytes, watch.last.rate) == (10, None)
 
 
-def test_what_another_program_fetches_does_not_stall() -> None:
+def test_what_another_program_fetches_names_that_and_stalls_with_it() -> None:
     watch = Watch()
-    watch.meter.enter(Phase.QUEUED)
-    watch.tick(100.0)
-    assert watch.last == Fetch(source="hf:o/r/f", phase=Phase.QUEUED)
+    watch.meter.queue("pid 7 on host a")
+    assert watch.last == Fetch(source="hf:o/r/f", phase=Phase.QUEUED, cause="pid 7 on host a holds the lock")
+    for _ in range(4):
+        assert watch.tick(9.0).stalled_seconds is None
+        watch.meter.queue("pid 7 on host a")
+    assert (watch.last.stalled_seconds, watch.last.remedy) == (None, None)
+    watch.tick(70.0)
+    assert (watch.last.stalled_seconds, watch.last.cause) == (70.0, "pid 7 on host a holds the lock")
+    assert "see whether that program hangs" in str(watch.last.remedy)
+    watch.meter.queue("another program")
+    assert (watch.last.stalled_seconds, watch.last.cause) == (None, "another program holds the lock")
+    watch.meter.enter(Phase.RESOLVING)
+    assert (watch.last.cause, watch.last.remedy) == (None, None)
+
+
+def test_when_it_went_on_last_is_known() -> None:
+    watch = fetching()
+    watch.tick(5.0)
+    assert watch.meter.came_at == 100.0
+    watch.meter.come(STEP_BYTES, peer=False)
+    assert watch.meter.came_at == 105.0
 
 
 def test_what_is_in_the_way_is_told_while_nothing_comes() -> None:

@@ -32,6 +32,7 @@ def test_it_says_how_many_tries_are_left() -> None:
         said.append(retries.describe())
     assert said[0] == "it is tried again, 9 times more at most"
     assert said[-2:] == ["it is tried again, 1 time more at most", "it was the last try"]
+    assert retries.describe("set HF_TOKEN") == "set HF_TOKEN; it was the last try"
 
 
 def test_lines_that_break_together_are_one_try() -> None:

@@ -584,39 +584,26 @@ async def test_a_fault_ends_one_connection(seeding: Seeding, caplog: pytest.LogC
         assert [bool(record.exc_info) for record in caplog.records if record.levelno == logging.WARNING] == [True]
 
 
-async def test_a_piece_that_can_not_be_read_is_told_here_and_there(
+async def test_what_is_spoiled_on_this_disk_is_not_given_and_told_once(
     seeding: Seeding, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert seeding.shelf is not None
-    seeding.shelf.fault = OSError(5, "Input/output error", "/cache/m.gguf")
     async with seeding.serve() as node:
-        answer = await node.ask(f"{AT}/0/0")
-        assert (answer.status_code, b"/cache" in answer.content) == (500, False)
-        assert "a piece of weights can't be read for another node: [Errno 5]" in caplog.text
-
-
-async def test_a_piece_that_has_changed_on_this_disk_is_not_given_and_told_once(
-    seeding: Seeding, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert seeding.shelf is not None
-    seeding.shelf.fault = Spoiled("m.gguf is not what was fetched")
-    async with seeding.serve() as node:
-        for _ in range(2):
-            assert (await node.ask(f"{AT}/0/0")).status_code == 404
+        for piece in range(3):
+            seeding.shelf.fault = Spoiled(f"m.gguf is not what was fetched (piece {piece})", Path("/cache/m"))
+            answer = await node.ask(f"{AT}/0/{piece}")
+            assert (answer.status_code, b"m.gguf" in answer.content) == (404, False)
     assert caplog.text.count("m.gguf is not what was fetched") == 1
 
 
-async def test_what_is_told_of_one_fault_hides_no_other(seeding: Seeding, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_is_told_of_one_folder_hides_no_other(seeding: Seeding, caplog: pytest.LogCaptureFixture) -> None:
     assert seeding.shelf is not None
     async with seeding.serve() as node:
-        for fault in (Spoiled("m.gguf is spoiled"), OSError(5, "Input/output error"), Spoiled("m.gguf is spoiled")):
-            seeding.shelf.fault = fault
+        for name in ("a.gguf", "b.gguf", "a.gguf"):
+            seeding.shelf.fault = Spoiled(f"{name} is spoiled", Path(f"/cache/{name}"))
             await node.ask(f"{AT}/0/0")
     warned = [each.message for each in caplog.records if each.levelno == logging.WARNING]
-    assert [text.partition(":")[0] for text in warned] == [
-        "m.gguf is spoiled",
-        "a piece of weights can't be read for another node",
-    ]
+    assert warned == ["a.gguf is spoiled", "b.gguf is spoiled"]
 
 
 async def test_without_descriptors_nobody_comes_in_and_later_everybody_does(

@@ -107,20 +107,33 @@ def test_what_is_no_piece_is_not_there(kept: Kept, place: tuple[int, int]) -> No
 
 def test_what_was_collected_is_not_there_any_more(kept: Kept) -> None:
     shelf = KeptShelf(kept.manifest, kept.folder)
-    (kept.folder / "a.bin").unlink()
-    with pytest.raises(LookupError):
+    kept.folder.rename(kept.folder.with_name("gone"))
+    with pytest.raises(LookupError, match="is gone") as raised:
         shelf.read(0, 0)
+    assert not isinstance(raised.value, Spoiled)
 
 
-def test_what_is_no_longer_as_it_was_is_not_given(kept: Kept) -> None:
+def test_what_is_no_longer_as_it_was_is_told_with_its_folder_and_what_to_do(kept: Kept) -> None:
     shelf = KeptShelf(kept.manifest, kept.folder)
-    (kept.folder / "a.bin").write_bytes(b"short")
-    with pytest.raises(OSError, match="bytes before it should"):
-        shelf.read(0, 0)
-    (kept.folder / "a.bin").unlink()
-    (kept.folder / "a.bin").symlink_to("/etc/passwd")
-    with pytest.raises(OSError, match="it is a link"):
-        shelf.read(0, 0)
+    file = kept.folder / "a.bin"
+
+    def spoiled(piece: int) -> str:
+        with pytest.raises(Spoiled, match=r"^a\.bin of hf:org/repo/\* \(c{12}\) in ") as raised:
+            shelf.read(0, piece)
+        assert raised.value.folder == kept.folder
+        text = str(raised.value)
+        assert f"in {kept.folder} " in text
+        assert "remove that folder" in text
+        return text
+
+    size = len(kept.files["a.bin"])
+    os.truncate(file, LEAST_PIECE_BYTES + 1)
+    assert f"can't be read (it is cut off: it has {LEAST_PIECE_BYTES + 1} of {size} bytes)" in spoiled(1)
+    assert shelf.read(0, 0) == kept.files["a.bin"][:LEAST_PIECE_BYTES]
+    file.unlink()
+    assert "can't be read (No such file or directory)" in spoiled(0)
+    file.symlink_to("/etc/passwd")
+    assert "can't be read (it is a link" in spoiled(0)
 
 
 def test_a_commit_on_its_way_gives_what_has_come(tmp_path: Path) -> None:
@@ -135,8 +148,11 @@ def test_a_commit_on_its_way_gives_what_has_come(tmp_path: Path) -> None:
     assert shelf.read(0, 1) == data[LEAST_PIECE_BYTES:]
     with pytest.raises(LookupError):
         shelf.read(0, 0)
+    os.truncate(partial.folder / "a.bin", 9)
+    with pytest.raises(Spoiled, match=rf"^a\.bin of hf:org/repo/\* .* on its way into {partial.folder}, can't be read"):
+        shelf.read(0, 1)
     partial.close()
-    with pytest.raises(LookupError):
+    with pytest.raises(LookupError, match="closed"):
         shelf.read(0, 1)
 
 

@@ -10,17 +10,18 @@ from typing import cast
 
 import pytest
 import trio
+import trio.testing
 from blake3 import blake3
 from fake_origin import FakeOrigin
 from fetchers import MIB, Cluster, Node, check_told, make_weights, open_cluster, read_kept
 from trio.testing import MockClock
 
 from llmgw.core.node import NodeId
-from llmgw.core.pieces import Take
-from llmgw.core.weights import FileListed, Listing, Manifest, Member, Phase, Source, Swarm, parse_source
+from llmgw.core.pieces import PATIENCE_SECONDS, Take
+from llmgw.core.weights import RELAY, FileListed, Listing, Manifest, Member, Phase, Source, Swarm, parse_source
 from llmgw.host.weights import taking
 from llmgw.host.weights.disk.cache import Cache
-from llmgw.host.weights.peers import Peers, Told
+from llmgw.host.weights.peers import NotNow, Peers, Told
 from llmgw.host.weights.progress_meter import ProgressMeter
 from llmgw.host.weights.sources.origin import Origin
 from llmgw.host.weights.taking import make_pieces
@@ -325,27 +326,95 @@ class Remote:
         await come(len(into))
 
 
+@asynccontextmanager
+async def open_taking(folder: Path, remote: Remote, members: tuple[Member, ...]) -> AsyncIterator[taking.Taking]:
+    listing = Listing(source=TEXT, commit="c" * 40, files=(FileListed(name="x.bin", size_bytes=len(remote.content)),))
+    cache = Cache(folder)
+    async with cache.hold(TEXT, lambda _: None):
+        partial = cache.open_partial(listing)
+        try:
+            yield taking.Taking(
+                parse_source(TEXT),
+                partial,
+                origin=cast("Origin", remote),
+                peers=cast("Peers", remote),
+                swarm=lambda: Swarm(source=TEXT, commit=listing.commit, members=members),
+                meter=ProgressMeter(TEXT, lambda _: None, trio.current_time),
+                rate=Rate(None),
+                by_member=False,
+                pieces=make_pieces(NodeId("me"), partial),
+            )
+        finally:
+            partial.close()
+
+
+class Relayed(Remote):
+    """The member is asked by way of a server, which is ``away`` as soon as it has handed on what the member has."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self.away = False
+
+    def check(self) -> None:
+        if self.away:
+            raise NotNow("by way of the server: nobody listens")
+
+    async def hear(self, member: Member, key: str, commit: str, *, since: Told | None, wait_seconds: int) -> Told:
+        self.questions += 1
+        self.check()
+        self.away = self.questions == 1
+        self.news.set()
+        told = await super().hear(member, key, commit, since=since or Told(), wait_seconds=0)
+        return told if since is None else Told(files=told.files, next=9, whole=True)
+
+    async def take(
+        self, take: Take, key: str, commit: str, into: bytearray, come: Callable[[int], Awaitable[None]]
+    ) -> None:
+        await trio.lowlevel.checkpoint()
+        self.check()
+        await super().take(take, key, commit, into, come)
+
+
+@pytest.mark.slow
+async def test_while_the_server_between_is_away_the_origin_is_left_alone_and_then_all_goes_on(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    mock_clock.rate = 1.0
+    remote = Relayed(random.Random(1).randbytes(16 * MIB))
+    members = (Member(node=NodeId("me"), seed=RELAY), Member(node=NodeId("other"), seed=RELAY, whole=True))
+    async with open_taking(tmp_path, remote, members) as fetched:
+        with trio.fail_after(1000):
+            async with trio.open_nursery() as nursery:
+                ended = trio.Event()
+
+                async def run() -> None:
+                    await fetched.run(nursery)
+                    ended.set()
+
+                nursery.start_soon(run)
+                await until(lambda: remote.away and remote.questions > 1)
+                gone_at = trio.current_time()
+                while trio.current_time() < gone_at + PATIENCE_SECONDS - 2:
+                    assert remote.asked == []
+                    mock_clock.jump(1.0)
+                    await trio.testing.wait_all_tasks_blocked(0.02)
+                # what comes from nowhere else is asked of the origin after all (which gives nothing here)
+                mock_clock.jump(30.0)
+                await until(lambda: remote.asked)
+                remote.away = False
+                back_at = trio.current_time()
+                await ended.wait()
+                assert trio.current_time() - back_at < 30
+                nursery.cancel_scope.cancel()
+
+
 async def test_who_was_stopped_itself_hears_first_what_has_come_to_the_others(
     tmp_path: Path, mock_clock: MockClock
 ) -> None:
     mock_clock.rate = 1.0
     remote = Remote(random.Random(1).randbytes(32 * MIB))
-    listing = Listing(source=TEXT, commit="c" * 40, files=(FileListed(name="x.bin", size_bytes=len(remote.content)),))
-    cache = Cache(tmp_path)
     members = tuple(Member(node=NodeId(name), seed=f"{name}:1") for name in ("me", "other"))
-    async with cache.hold(TEXT, lambda _: None):
-        partial = cache.open_partial(listing)
-        fetched = taking.Taking(
-            parse_source(TEXT),
-            partial,
-            origin=cast("Origin", remote),
-            peers=cast("Peers", remote),
-            swarm=lambda: Swarm(source=TEXT, commit=listing.commit, members=members),
-            meter=ProgressMeter(TEXT, lambda _: None, trio.current_time),
-            rate=Rate(None),
-            by_member=False,
-            pieces=make_pieces(NodeId("me"), partial),
-        )
+    async with open_taking(tmp_path, remote, members) as fetched:
         with trio.fail_after(100):
             async with trio.open_nursery() as nursery:
                 ended = trio.Event()
@@ -365,4 +434,3 @@ async def test_who_was_stopped_itself_hears_first_what_has_come_to_the_others(
                 await ended.wait()
                 assert remote.asked == before
                 nursery.cancel_scope.cancel()
-        partial.close()

@@ -30,7 +30,7 @@ from llmgw.host.weights.disk.clearing import (
 from llmgw.host.weights.disk.entry_file import find_entry_file, find_entry_folder
 from llmgw.host.weights.disk.faults import NoRoom, explain, explain_lock
 from llmgw.host.weights.disk.file_names import MANIFEST_NAME, RENEWED_NAME, SOURCE_NAME, is_commit, is_key
-from llmgw.host.weights.disk.key_lock import is_held_by, take_lock
+from llmgw.host.weights.disk.key_lock import is_held_by, show_life, take_lock
 from llmgw.host.weights.disk.manifest_file import find_fault, mode_of, read_manifest, renew_manifest
 from llmgw.host.weights.disk.part_folder import clear_others, come_after
 from llmgw.host.weights.disk.partial import Partial, never, open_partial, tell_nobody
@@ -46,7 +46,7 @@ _Noted: TypeAlias = tuple[tuple[_Stamp, ...], Manifest]
 
 
 class Cache:
-    """One agent's folder, which other programs may share. Everything here but ``hold`` blocks: call it in a thread.
+    """One agent's folder, which other programs may share. What is not async here blocks: call it in a thread.
 
     It is made when something is first fetched, and needs to be only readable for what does not write.
     """
@@ -83,7 +83,8 @@ class Cache:
     @asynccontextmanager
     async def hold(self, source: str, waiting: Callable[[str], None]) -> AsyncIterator[None]:
         """Be the only one that fetches this source, of all programs that share the folder. While another one does,
-        ``waiting`` is told which, each time that changes. Raises FetchFailed when the folder can't be used."""
+        ``waiting`` is told which, each time that changes or that one goes on. Raises FetchFailed when the folder can't
+        be used."""
         try:
             lock = await take_lock(lambda: self._open_key(source), waiting)
         except OSError as error:
@@ -96,6 +97,11 @@ class Cache:
                     await trio.to_thread.run_sync(self._leave, source, lock)
             finally:
                 os.close(lock)
+
+    async def show_life(self, source: str) -> None:
+        """Whoever waits for this source, which is held here, is to see that it goes on. Where that can't be noted, they
+        take it for one that hangs, and no harm is done."""
+        await trio.to_thread.run_sync(self._show_life, source)
 
     def renew(self, source: str, commit: str, now: float) -> Manifest | None:
         """A commit that is here and whole, as the newest of its source from ``now`` on: what was taken back at its
@@ -131,7 +137,7 @@ class Cache:
                     # Of a commit that was on its way before this one, nobody will want the rest; and fetches that were
                     # killed have taken room that they do not need.
                     clear_others(key, listing.commit)
-                    self.tidy()
+                    self.tidy(but=listing.source)
                 return open_partial(key, listing, self._reservations, stop, alone=alone, tell=tell)
         except OSError as error:
             raise explain(error, self.folder) from error
@@ -167,14 +173,18 @@ class Cache:
         with self._clearing() as cache:
             return remove_leftover(cache, leftover) if cache is not None else 0
 
-    def tidy(self) -> None:
+    def tidy(self, *, but: str | None = None) -> None:
         """Clear away what programs that were killed have left and nobody goes on with: folders that nothing is in, and
-        room that was taken for what never came."""
-        alone = not is_shared(self.folder)
+        room that was taken for what never came. ``but``: this source is being fetched here."""
+        alone, left_alone = not is_shared(self.folder), None if but is None else key_of(but)
         with self._telling(), open_folder(self.folder) as cache:
-            for name in filter(is_key, cache.names()):
+            for name in (each for each in cache.names() if is_key(each) and each != left_alone):
                 with self._telling(name), cache.enter(name) as key:
                     tidy_key(cache, key, alone=alone)
+
+    def _show_life(self, source: str) -> None:
+        with suppress(OSError), open_folder(self.folder) as cache, cache.enter(key_of(source)) as key:
+            show_life(key)
 
     def _open_key(self, source: str) -> Folder:
         with open_folder(self.folder, make=True) as cache:

@@ -13,7 +13,7 @@ from llmgw.core.weights import key_of
 from llmgw.errors import LlmgwError
 from llmgw.host.weights.disk.beneath import Folder, count_bytes
 from llmgw.host.weights.disk.file_names import MANIFEST_NAME, PIECES_NAME, SOURCE_NAME, is_commit, is_key
-from llmgw.host.weights.disk.key_lock import LOCK_NAME, try_lock
+from llmgw.host.weights.disk.key_lock import LOCK_NAME, Holder, try_lock
 from llmgw.host.weights.disk.manifest_file import list_foreign, read_manifest
 from llmgw.host.weights.disk.part_folder import GONE_SUFFIX, PART_SUFFIX, give_room_back
 from llmgw.units import printable
@@ -116,8 +116,11 @@ def remove_leftover(cache: Folder, leftover: Leftover) -> int:
 
 
 def remove_empty(cache: Folder, key: Folder) -> None:
-    """Remove the folder of a source once nothing was fetched into it, or is there any more, by who holds its lock. That
-    goes last: who waits for it sees by that that it is no lock any more. Raises OSError."""
+    """Remove what fetches have left that brought nothing, and the folder of a source once nothing was fetched into it,
+    or is there any more, by who holds its lock. That goes last: who waits for it sees by that that it is no lock any
+    more. Raises OSError."""
+    for name in _list_bare(key):
+        key.remove(name)
     if _is_empty(key):
         key.unlink(SOURCE_NAME)
         key.unlink(LOCK_NAME)
@@ -129,12 +132,11 @@ def remove_empty(cache: Folder, key: Folder) -> None:
 def tidy_key(cache: Folder, key: Folder, *, alone: bool) -> None:
     """Clear away what fetches that were killed have left of one source, where nobody fetches it: a folder that nothing
     is in, and (``alone``: no other machine writes to that disk) room for what never came. Raises OSError."""
-    parts = [name for name in key.names() if name.endswith(PART_SUFFIX) and _is_leftover(key, name)] if alone else []
-    if not parts and not _is_empty(key):
+    if not (_list_parts(key) if alone else _list_bare(key)) and not _is_empty(key):
         return
     with suppress(NotRemoved), _hold(key):
         remove_empty(cache, key)
-        for name in parts:
+        for name in _list_parts(key) if alone else ():
             with key.enter(name) as part:
                 give_room_back(part)
 
@@ -146,6 +148,21 @@ def read_source(key: Folder) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return text if key_of(text) == key.path.name else None
+
+
+def _list_parts(key: Folder) -> list[str]:
+    return [name for name in key.names() if name.endswith(PART_SUFFIX) and _is_leftover(key, name)]
+
+
+def _list_bare(key: Folder) -> list[str]:
+    """Those of which no piece was noted: whatever lies there, no fetch would go on from it."""
+    return [name for name in _list_parts(key) if _is_bare(key, name)]
+
+
+def _is_bare(key: Folder, name: str) -> bool:
+    with key.enter(name) as part:
+        noted = part.status(PIECES_NAME)
+    return noted is None or noted.st_size == 0
 
 
 def _is_empty(key: Folder) -> bool:
@@ -182,7 +199,7 @@ def _look_at(folder: Folder, source: str, commit: str) -> None:
 def _hold(key: Folder) -> Iterator[None]:
     file = try_lock(key)
     if not isinstance(file, int):
-        raise NotRemoved(f"its source is being fetched or removed just now ({file or 'another program'})")
+        raise NotRemoved(f"its source is being fetched or removed just now ({(file or Holder()).words})")
     try:
         yield
     finally:

@@ -10,7 +10,6 @@ from llmgw.host.mounts import find_mount
 from llmgw.host.weights.errors import FetchFailed, Kind
 from llmgw.units import format_decimal
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _DENIED = (errno.EACCES, errno.EPERM)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS)
 _ELSEWHERE = "name another folder in weights.cache"
@@ -28,8 +27,21 @@ def explain(error: OSError, folder: Path) -> FetchFailed:
     place = error.filename or folder
     reason = error.strerror or str(error)
     what = f"weights can't be kept in {folder} ({place}: {reason}"
-    if error.errno in _FULL:
-        free = read_free(folder)
+    if error.errno == errno.ENOSPC and has_no_inodes(folder):
+        return NoRoom(
+            f"{what}; no file more can be made on {show_mount(folder)}, however many bytes are free: it has no inodes "
+            "left)",
+            f"remove files there that nobody needs, however small (df -i {folder} tells how many there may be), or "
+            f"{_ELSEWHERE}; what has come is kept",
+        )
+    if error.errno == errno.EDQUOT:
+        return NoRoom(
+            f"{what}, on {show_mount(folder)}, as user {os.geteuid()})",
+            f"raise that user's quota, of bytes or of files, remove some of what it has there, or {_ELSEWHERE}; what "
+            "has come is kept",
+        )
+    if error.errno == errno.ENOSPC:
+        free = read_free(_find_there(folder))
         shown = "nobody knows how many bytes" if free is None else format_decimal(free)
         return NoRoom(
             f"{what}; {shown} are free on {show_mount(folder)})",
@@ -72,6 +84,21 @@ def read_free(folder: Path) -> int | None:
     except OSError:
         return None
     return sizes.f_bavail * sizes.f_frsize
+
+
+def has_no_inodes(folder: Path) -> bool:
+    """Whether an ordinary user can make no file more there, though bytes are free. Filesystems without a fixed number
+    of files say 0 of all."""
+    try:
+        sizes = os.statvfs(_find_there(folder))
+    except OSError:
+        return False
+    return sizes.f_files > 0 and sizes.f_favail == 0 and sizes.f_bavail > 0
+
+
+def _find_there(folder: Path) -> Path:
+    """The folder, or the one above it that it could not be made in."""
+    return next((each for each in (folder, *folder.parents) if each.exists()), folder)
 
 
 def show_mount(folder: Path) -> str:

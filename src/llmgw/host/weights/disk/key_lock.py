@@ -1,6 +1,7 @@
 """The lock on a source: who holds it is the only one that fetches it, of all programs that share the folder.
 
-It is the kernel's lock on an open file: whoever dies lets go of it. What stands in the file is only for people.
+It is the kernel's lock on an open file: whoever dies lets go of it. What stands in the file is only for people, and by
+when it was changed last others see whether its holder goes on.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import os
 import socket
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 
 import trio
 
@@ -22,9 +24,18 @@ _TRIES = 20
 _UNKNOWN = "another program"
 
 
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Who has a lock, in ``words``, and when that last said that it goes on, by the clock of the filesystem."""
+
+    words: str = _UNKNOWN
+    moved_ns: int = 0
+
+
 async def take_lock(open_folder: Callable[[], Folder], waiting: Callable[[str], None]) -> int:
     """The lock of the folder that ``open_folder`` opens (in a thread, anew for each try), as an open file: whoever has
-    that closes it. ``waiting`` is told who has it, each time that this changes. Raises OSError."""
+    that closes it. ``waiting`` is told who has it, each time that this changes or that one has gone on. Raises
+    OSError."""
     told = None
     while True:
         # Not abandoned when cancelled: what the thread then holds, nobody would ever let go.
@@ -33,11 +44,11 @@ async def take_lock(open_folder: Callable[[], Folder], waiting: Callable[[str], 
             return found
         if found != told:
             told = found
-            waiting(found)
+            waiting(found.words)
         await trio.sleep(POLL_SECONDS)
 
 
-def _try_once(open_folder: Callable[[], Folder]) -> int | str:
+def _try_once(open_folder: Callable[[], Folder]) -> int | Holder:
     for _ in range(_TRIES):
         try:
             with open_folder() as folder:
@@ -47,7 +58,7 @@ def _try_once(open_folder: Callable[[], Folder]) -> int | str:
             continue
         if found is not None:
             return found
-    return _UNKNOWN
+    return Holder()
 
 
 def is_held_by(folder: Folder, file: int) -> bool:
@@ -57,16 +68,26 @@ def is_held_by(folder: Folder, file: int) -> bool:
     return found is not None and (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino)
 
 
-def try_lock(folder: Folder) -> int | str | None:
-    """The lock of this folder as an open file, which holds it until it is closed; else who has it, in words. None: it
-    was removed meanwhile. Raises OSError."""
+def show_life(folder: Folder) -> None:
+    """Tell those who wait for the lock of this folder that its holder goes on. Raises OSError."""
+    file = folder.open(LOCK_NAME, os.O_RDWR)
+    try:
+        os.utime(file)
+    finally:
+        os.close(file)
+
+
+def try_lock(folder: Folder) -> int | Holder | None:
+    """The lock of this folder as an open file, which holds it until it is closed; else who has it. None: it was removed
+    meanwhile. Raises OSError."""
     file = folder.open(LOCK_NAME, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        holder = os.pread(file, 300, 0).decode(errors="replace").strip()
+        words = os.pread(file, 300, 0).decode(errors="replace").strip()
+        moved_ns = os.fstat(file).st_mtime_ns
         os.close(file)
-        return holder if holder and holder.isprintable() else _UNKNOWN
+        return Holder(words if words and words.isprintable() else _UNKNOWN, moved_ns)
     except BaseException:
         os.close(file)
         raise

@@ -9,13 +9,13 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from blake3 import blake3
 
-from llmgw.core.headers import HEAD_BYTES, check_header
+from llmgw.core.headers import HEAD_BYTES, Header, check_parts, judge_header, list_parts_of
 from llmgw.core.weights import FileKept, FileListed, Listing, Manifest, count_pieces, piece_bytes_of
 from llmgw.errors import LlmgwError
 from llmgw.host.weights.disk.beneath import Folder
@@ -87,13 +87,14 @@ class Partial:
     """One commit that is being fetched, by whoever holds the lock of its source. Everything here blocks, and may be
     called from several threads, but for ``verify``, ``keep`` and ``forget``, each of which wants no other call beside.
 
-    ``have``: the pieces that are here, as (file, piece); ``have_bytes``: what they come to. ``log``: those that came,
-    in their order, with their BLAKE3; it only grows, so that a place in it means the same for ever, and one that was
-    forgotten and came again is there twice. Raises FetchFailed when the disk fails.
+    ``folder``: where it lies. ``have``: the pieces that are here, as (file, piece); ``have_bytes``: what they come to.
+    ``log``: those that came, in their order, with their BLAKE3; it only grows, so that a place in it means the same for
+    ever, and one that was forgotten and came again is there twice. Raises FetchFailed when the disk fails.
     """
 
     def __init__(self, listing: Listing, place: _Place) -> None:
         self.listing = listing
+        self.folder = place.part.path
         self.have: set[tuple[int, int]] = set()
         self.have_bytes = 0
         self.log: list[tuple[int, int, str]] = []
@@ -179,9 +180,10 @@ class Partial:
         """Prove each file: by its origin's SHA-256 where that is known, and by how weights of its kind begin. All
         pieces are here. ``tell``: so many bytes of the listing are read.
 
-        Raises CorruptFile; FetchFailed for what its origin has, and is no weights; Stopped.
+        Raises CorruptFile; FetchFailed for what its origin has, and is no weights, or not of one model; Stopped.
         """
         tell(self._count_summed())
+        headers: dict[str, Header | None] = {}
         for number, file in enumerate(self.listing.files):
             total = self._sums[number]
             with total.hold():
@@ -193,8 +195,9 @@ class Partial:
                     total.add(self._read_told(number, total.next))
                     tell(self._count_summed())
                 self._compare(number, file, total.digest())
-            self._look_at_head(number, file)
+            headers[file.name] = self._look_at_head(number, file)
             self._verified[number] = total.digest()
+        _compare_parts(headers)
 
     def keep(self, now: float, stop: Callable[[], bool] = never) -> Manifest:
         """Have all that was verified on the disk under its final name, ``now`` in seconds since 1970, and as the newest
@@ -299,18 +302,16 @@ class Partial:
             "(a proxy, a mirror) changes it, or this node's memory or disk",
         )
 
-    def _look_at_head(self, number: int, file: FileListed) -> None:
+    def _look_at_head(self, number: int, file: FileListed) -> Header | None:
         try:
             with self._files.use(number) as source:
                 head = read_at(source, 0, min(file.size_bytes, HEAD_BYTES))
         except OSError as error:
             raise explain(error, self._key.path.parent) from error
-        if (why := check_header(file.name, head, file.size_bytes)) is not None:
-            raise FetchFailed(
-                f"{file.name} {why}",
-                Kind.CORRUPT,
-                remedy="see what that address gives, and name the weights themselves",
-            )
+        judged = judge_header(file.name, head, file.size_bytes)
+        if judged.wrong is not None:
+            raise _spoiled(f"{file.name} {judged.wrong}")
+        return judged.header
 
     def _describe(self, number: int, file: FileListed) -> FileKept:
         pieces = tuple(self._digests[number, piece] for piece in range(count_pieces(file.size_bytes)))
@@ -361,6 +362,18 @@ def open_partial(
             raise explain(error, key.path.parent) from error
         undo.pop_all()
     return partial
+
+
+def _compare_parts(headers: Mapping[str, Header | None]) -> None:
+    """Raises FetchFailed where the parts of one model do not go together."""
+    for group in {list_parts_of(name, header) for name, header in headers.items()}:
+        known = {name: header for name in group if (header := headers.get(name)) is not None}
+        if len(known) == len(group) > 1 and (wrong := check_parts(known)) is not None:
+            raise _spoiled(wrong)
+
+
+def _spoiled(message: str) -> FetchFailed:
+    return FetchFailed(message, Kind.CORRUPT, remedy="see what that address gives, and name the weights themselves")
 
 
 def read_at(file: int, offset: int, size_bytes: int) -> bytes:

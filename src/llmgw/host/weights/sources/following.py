@@ -20,6 +20,7 @@ from llmgw.host.weights.sources.redirects import (
     choose_next,
     is_own,
     is_same_origin,
+    name_lost,
 )
 from llmgw.host.weights.sources.web import Web
 
@@ -28,6 +29,7 @@ KEPT_PLACE_SECONDS = 300.0
 MOST_KEPT = 512
 MOST_LEFT_BYTES = 64 * 1024
 FOUND = (200, 206, 416)
+_LEADING = (301, 302, 303, 307, 308)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +107,8 @@ class Following:
                 for name in SAID:
                     if name in response.headers:
                         said.setdefault(name, response.headers[name])
+                if response.status_code in _LEADING and not response.has_redirect_location:
+                    raise name_lost(url, response.status_code)
                 if not response.has_redirect_location:
                     yield Answer(response=response, url=url, said=said), allowed
                     return

@@ -19,6 +19,7 @@ import trio
 from llmgw.errors import ConfigError, Problem
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind
 from llmgw.host.weights.sources.asker import AGENT, Asker
+from llmgw.units import printable
 
 MAX_REDIRECTS = 10
 MAX_PORT = 65535
@@ -232,15 +233,19 @@ async def choose_next(
     try:
         target = url.join(location)
     except (httpx.InvalidURL, UnicodeError):
-        raise _refuse(url, "something that is no address") from None
-    if target.scheme not in SCHEMES or not target.host:
-        raise _refuse(url, f"{target.scheme}:, which nobody here speaks")
+        raise _refuse(url, "something that is no address", remedy=_astray(url)) from None
+    if target.scheme not in SCHEMES:
+        raise _refuse(url, f"{printable(target.scheme)}:, which nobody here speaks", remedy=_astray(url))
+    if not target.host:
+        raise _refuse(url, "an address without a host", remedy=_astray(url))
     if port_of(target) > MAX_PORT:
-        raise _refuse(url, "a port that nobody has")
+        raise _refuse(url, "a port that nobody has", remedy=_astray(url))
     if url.scheme == "https" and target.scheme == "http":
         raise _refuse(url, f"{target.host} without TLS, where anybody may change what comes")
     if target.userinfo:
-        raise _refuse(url, f"{target.host} with a name and password")
+        raise _refuse(
+            url, f"{target.host} with a name and password", remedy="name an address that the file has without one"
+        )
     if is_same_origin(url, target):
         return target
     # A source that is on this machine may lead about on it.
@@ -257,5 +262,19 @@ async def _find_places(url: httpx.URL, proxies: Proxies, wait_seconds: float) ->
     return await find_places(url.host, port_of(url), wait_seconds=wait_seconds)
 
 
-def _refuse(url: httpx.URL, where: str) -> FetchFailed:
-    return FetchFailed(f"{url.host} leads to {where}: not followed", Kind.REFUSED, remedy=_REFUSED_REMEDY)
+def name_lost(url: httpx.URL, status: int) -> FetchFailed:
+    """An answer that leads on, and does not say where to."""
+    return FetchFailed(
+        f"{url.host} answers {status} for {printable(url.path)}, which leads on, and does not say where (no Location)",
+        Kind.UNSUPPORTED,
+        remedy=_astray(url),
+    )
+
+
+def _astray(url: httpx.URL) -> str:
+    """What to do where there is no address to be named instead."""
+    return f"see what {url.host} answers (curl -I): it is set up wrongly, or something on the way answers in its place"
+
+
+def _refuse(url: httpx.URL, where: str, *, remedy: str = _REFUSED_REMEDY) -> FetchFailed:
+    return FetchFailed(f"{url.host} leads to {where}: not followed", Kind.REFUSED, remedy=remedy)

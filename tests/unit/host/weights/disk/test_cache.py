@@ -276,7 +276,41 @@ async def test_of_a_fetch_that_brought_nothing_nothing_stays(cache):
     assert list(cache.folder.iterdir()) == []
     async with cache.hold(SOURCE, pytest.fail):
         await trio.to_thread.run_sync(lambda: cache.open_partial(listing_of(CONTENT)).close())
-    assert [path.name for path in cache.folder.iterdir()] == [key_of(SOURCE)]
+    assert list(cache.folder.iterdir()) == []
+    async with cache.hold(SOURCE, pytest.fail):
+        partial = cache.open_partial(listing_of(CONTENT))
+        partial.write(0, 0, CONTENT["a/one.bin"], None)
+        partial.close()
+        cache.open_partial(listing_of(CONTENT, commit="d" * 40)).close()
+    assert [leftover.commit for leftover in cache.list_partials()] == ["c" * 40]
+
+
+async def test_what_does_not_fit_leaves_no_folder(small_disk):
+    cache = Cache(small_disk / "cache")
+    with pytest.raises(NoRoom):
+        async with cache.hold(SOURCE, pytest.fail):
+            cache.open_partial(listing_of({"x": bytes(7 * PIECE)}))
+    assert list(cache.folder.iterdir()) == []
+    assert cache.list_partials() == ()
+
+
+async def test_what_a_killed_fetch_has_left_that_brought_nothing_is_tidied_away(cache):
+    cache.open_partial(listing_of(CONTENT)).close()
+    assert len(cache.list_partials()) == 1
+    cache.tidy(but=SOURCE)
+    assert len(cache.list_partials()) == 1
+    cache.tidy()
+    assert list(cache.folder.iterdir()) == []
+
+
+async def test_what_is_held_shows_life(cache):
+    await cache.show_life(SOURCE)
+    assert not cache.folder.exists()
+    async with cache.hold(SOURCE, pytest.fail):
+        lock = cache.folder / key_of(SOURCE) / ".lock"
+        os.utime(lock, (1, 1))
+        await cache.show_life(SOURCE)
+        assert lock.stat().st_mtime > 1
 
 
 async def test_whoever_waits_has_it_when_its_folder_goes_with_the_first(cache, autojump_clock):
@@ -595,3 +629,20 @@ def test_a_disk_that_fills_up_in_the_middle_keeps_what_came(small_disk):
     partial = cache.open_partial(listing)
     assert partial.have == {(0, 0)}
     partial.close()
+
+
+def test_a_filesystem_that_takes_no_file_more_says_so(tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=60m,nr_inodes=4", "tmpfs", place]
+    if subprocess.run(mounting, check=False, capture_output=True).returncode:
+        pytest.skip("nothing may be mounted here")
+    try:
+        for folder in (place / "cache", place / "none" / "cache"):
+            with pytest.raises(NoRoom, match=rf"no file more can be made on {place} \(tmpfs\)") as raised:
+                Cache(folder).open_partial(listing_of(CONTENT))
+            assert "no inodes left" in raised.value.message
+            assert "B are free" not in raised.value.message
+            assert "df -i" in raised.value.remedy
+    finally:
+        subprocess.run(["umount", place], check=True)

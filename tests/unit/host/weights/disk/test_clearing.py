@@ -220,6 +220,8 @@ def test_what_never_came_whole_is_listed_and_removed(cache, make, precious):
 def test_of_what_was_killed_only_what_never_came_is_tidied_away(cache, make, alone):
     make()
     with cache.enter(KEY) as key, key.enter("d.part", make=True) as part:
+        part.write(".pieces", b"xx")
+        key.enter("e.part", make=True).close()
         file = part.open("f", os.O_RDWR | os.O_CREAT)
         if not take_room(file, 3_000_000):
             pytest.skip("this filesystem takes no room beforehand")

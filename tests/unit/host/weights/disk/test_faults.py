@@ -17,7 +17,7 @@ from llmgw.host.weights.errors import Kind
     ("number", "words", "remedy"),
     [
         (errno.ENOSPC, "No space left on device", "free some space there or name another folder in weights.cache"),
-        (errno.EDQUOT, "quota", "free some space there or name another folder"),
+        (errno.EDQUOT, "quota exceeded, on / .*, as user", "raise that user's quota"),
         (errno.EFBIG, "File too large", "ulimit -f"),
         (errno.EACCES, f"Permission denied, on / .*, as user {os.geteuid()}", "give it to that user"),
         (errno.EROFS, "Read-only", "mount it so that it can be written to"),

@@ -12,14 +12,14 @@ import pytest
 import trio
 
 from llmgw.host.weights.disk.beneath import open_folder
-from llmgw.host.weights.disk.key_lock import take_lock, try_lock
+from llmgw.host.weights.disk.key_lock import Holder, show_life, take_lock, try_lock
 
 HOLD = """
 import pathlib, sys
 from llmgw.host.weights.disk.beneath import open_folder
 from llmgw.host.weights.disk.key_lock import try_lock
 file = try_lock(open_folder(pathlib.Path(sys.argv[1])))
-print(file, flush=True)
+print(getattr(file, "words", file), flush=True)
 sys.stdin.read()
 """
 
@@ -44,7 +44,9 @@ def test_who_holds_it_is_told_in_words(tmp_path):
     with open_folder(tmp_path) as folder:
         file = try_lock(folder)
         assert isinstance(file, int)
-        assert try_lock(folder) == f"pid {os.getpid()} on host {socket.gethostname()}"
+        holder = try_lock(folder)
+        assert isinstance(holder, Holder)
+        assert holder.words == f"pid {os.getpid()} on host {socket.gethostname()}"
         os.close(file)
         file = try_lock(folder)
         assert isinstance(file, int)
@@ -56,7 +58,7 @@ def test_it_is_free_once_its_holder_was_killed(tmp_path, start_holder):
     process, _ = start_holder()
     assert start_holder()[1] == f"pid {process.pid} on host {socket.gethostname()}"
     with open_folder(tmp_path) as folder:
-        assert "pid" in try_lock(folder)
+        assert "pid" in try_lock(folder).words
         process.kill()
         process.wait()
         file = try_lock(folder)
@@ -128,7 +130,7 @@ def test_words_that_are_none_are_not_told(tmp_path):
     with open_folder(tmp_path) as folder:
         file = try_lock(folder)
         (tmp_path / ".lock").write_bytes(b"\x1b[2J\xff")
-        assert try_lock(folder) == "another program"
+        assert try_lock(folder).words == "another program"
         os.close(file)
 
 
@@ -138,3 +140,21 @@ async def test_a_link_in_its_place_is_not_followed(tmp_path):
     with pytest.raises(OSError, match="it is a link"):
         await take_lock(partial(open_folder, tmp_path), lambda who: None)
     assert (tmp_path / "precious").read_text() == "mine"
+
+
+async def test_whoever_waits_hears_each_time_that_the_holder_goes_on(tmp_path):
+    send, heard = trio.open_memory_channel(9)
+    with open_folder(tmp_path) as folder:
+        file = try_lock(folder)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(take_lock, partial(open_folder, tmp_path), send.send_nowait)
+            with trio.fail_after(60):
+                for count in (1, 2):
+                    assert await heard.receive() == f"pid {os.getpid()} on host {socket.gethostname()}"
+                    # (the clock of a filesystem has steps)
+                    os.utime(tmp_path / ".lock", (count, count))
+                await heard.receive()
+                show_life(folder)
+                await heard.receive()
+            nursery.cancel_scope.cancel()
+        os.close(file)

@@ -9,6 +9,7 @@ import threading
 
 import pytest
 from blake3 import blake3
+from weight_files import write_gguf
 
 from llmgw.core.weights import LEAST_PIECE_BYTES, FileListed, Listing
 from llmgw.host.weights.disk.beneath import open_folder
@@ -249,6 +250,27 @@ def test_a_page_in_the_place_of_weights_is_named(reopen):
     assert raised.value.remedy
     with pytest.raises(ValueError, match="verified first"):
         partial.keep(1.0)
+
+
+def test_parts_that_are_not_of_one_model_are_named(reopen):
+    def part(number, name):
+        return write_gguf({"split.no": number - 1, "split.count": 2}, ((name, (32, 4), 2),))
+
+    def fetch(*parts):
+        content = {f"m-0000{number}-of-00002.gguf": raw for number, raw in enumerate(parts, 1)}
+        partial = reopen(listing_of(content, known=False, commit=f"{len(commits):040}"))
+        commits.append(1)
+        for number, raw in enumerate(content.values()):
+            partial.write(number, 0, raw, None)
+        partial.verify(lambda done: None)
+
+    commits = []
+    fetch(part(1, "a"), part(2, "b"))
+    with pytest.raises(FetchFailed, match="holds the same tensors as") as raised:
+        fetch(part(1, "a"), part(2, "a"))
+    assert (raised.value.kind, bool(raised.value.remedy)) == (Kind.CORRUPT, True)
+    with pytest.raises(FetchFailed, match=r"^m-00002-of-00002\.gguf says in its header that it is part 1 of 2"):
+        fetch(part(1, "a"), part(1, "a"))
 
 
 def test_looking_through_verifying_and_keeping_stop_when_told_to(reopen, folder):

@@ -63,6 +63,15 @@ async def test_a_redirect_with_a_body_is_followed_too(server: FakeOrigin, asking
             assert (answer.url.path, await answer.response.aread()) == ("/y", b"y")
 
 
+async def test_a_redirect_that_says_not_where_is_told_with_its_path(server: FakeOrigin, asking: Following) -> None:
+    for status in (301, 302, 303, 307, 308):
+        server.fault("x", status=status, times=1)
+        with pytest.raises(FetchFailed, match=rf"^127\.0\.0\.1 answers {status} for /x, .*no Location") as raised:
+            await ask(asking, f"{server.url}/x?secret")
+        assert raised.value.kind is Kind.UNSUPPORTED
+        assert "curl -I" in str(raised.value.remedy)
+
+
 async def test_what_broke_is_asked_from_the_start(server: FakeOrigin, asking: Following) -> None:
     server.fault("x", redirect="/y")
     await ask(asking, f"{server.url}/x")

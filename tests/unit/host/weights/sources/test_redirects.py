@@ -177,6 +177,25 @@ async def test_what_is_not_followed_says_why(names: Names, location: str, words:
     assert words in await refused(location)
 
 
+@pytest.mark.parametrize(
+    ("location", "remedy"),
+    [
+        ("https://127.0.0.1/y", "name the last address itself as the source"),
+        ("http://cdn.example/y", "name the last address itself as the source"),
+        ("https://user:secret@cdn.example/y", "name an address that the file has without one"),
+        ("file:///etc/shadow", "see what hub.example answers"),
+        ("gopher:///y", "see what hub.example answers"),
+        ("https://cdn.example:99999/", "see what hub.example answers"),
+        ("https://[::/y", "see what hub.example answers"),
+    ],
+)
+async def test_only_what_can_be_a_source_is_to_be_named_as_one(names: Names, location: str, remedy: str) -> None:
+    with pytest.raises(FetchFailed) as raised:
+        await follow(location)
+    assert remedy in str(raised.value.remedy)
+    assert "secret" not in f"{raised.value.message} {raised.value.remedy}"
+
+
 async def test_a_source_on_this_machine_may_lead_about_on_it(names: Names) -> None:
     for target in ("http://127.0.0.1:2/y", "http://sly.example/y"):
         assert await follow(target, start="http://mine.example:1/x", at=Place.OWN) == target
