@@ -126,7 +126,7 @@ class Demand:
 
     ``waiting`` requests wait for a replica; ``in_flight`` are answered, by replica (none is 0). Since the last word
     somebody was ``answered``, or has ``asked`` in vain and was told to come back: whoever hangs up is neither.
-    ``answered_by`` are the replicas that have answered somebody since then.
+    ``answered_by`` are the replicas that have answered somebody since then, each with its epoch.
     """
 
     model: ModelName
@@ -134,7 +134,7 @@ class Demand:
     in_flight: Mapping[ReplicaId, int] = field(default_factory=dict, hash=False)
     asked: bool = False
     answered: bool = False
-    answered_by: frozenset[ReplicaId] = frozenset()
+    answered_by: frozenset[tuple[ReplicaId, int]] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

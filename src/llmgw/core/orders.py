@@ -116,9 +116,8 @@ def take_demand(state: State, demand: Demand, now: float) -> None:
     asked = state.demands.is_answered(model.name) or state.demands.waiting(model.name) > 0
     state.demands.note(model, demand, now, ready=model.name in state.roster.ready)
     if demand.answered_by:
-        for replica in state.roster.ready.get(model.name, ()):
-            if replica.id in demand.answered_by:
-                state.roster.lives[replica.id, replica.epoch, replica.shard.node].answered = True
+        for life in state.roster.of(model.name):
+            life.answered |= (life.replica.id, life.replica.epoch) in demand.answered_by
     state.plan_later(model.name)
     if asked and not state.demands.is_answered(model.name) and not state.demands.waiting(model.name):
         # It is idle, or loads for nobody, and may make way for those that wait.

@@ -12,13 +12,16 @@ from llmgw.core.model import Model, ModelName
 from llmgw.core.placement import Placement, Rejected, Verdict
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import ShardState
-from llmgw.core.roster import Life, LifeKey
+from llmgw.core.roster import Life
 from llmgw.core.searching import Search
 from llmgw.core.state import FEW, State, few
 from llmgw.core.trace import Decision
 
 # What found no room is looked at again at each event that may have made some. Should that ever miss one: this often.
 BACKSTOP_SECONDS = 30.0
+
+# Replicas of other models that are looked at for room to come: the rest may as well not be.
+MOST_LOOKS = 16
 
 # Nodes that are looked at anew before something is placed: more wait for the next turn.
 HOSTS_A_TURN = 100
@@ -46,14 +49,11 @@ def _plan(state: State, model: Model, now: float) -> None:
     state.retry_at.pop(model.name, None)
     crew = crews.muster(state, model, now)
     want = state.sizes[model.name] = state.wanted(model, now)
-    if crew.moving:
-        state.replacing[model.name] = None
-    else:
-        state.replacing.pop(model.name, None)
     crews.shed(state, model, crew, want, now)
     lacking = want - len(crew.steady)
     # What is not proven yet may fail: one at a time, or a bad definition takes all places at once.
     pending = any(not life.proven for life in crew.steady)
+    _note_replaced(state, model, crew, len(crew.steady) if pending else 0)
     missing = lacking - len(crew.moving)
     asked = max(missing, 1 if crew.moving and lacking > 0 and not pending else 0)
     if asked <= 0:
@@ -115,10 +115,7 @@ def _place(state: State, model: Model, crew: crews.Crew, now: float, *, missing:
             return True
         if search.fits_by_proven_once_gone(going):
             return False
-    # One after the other, however long one that goes still answers somebody.
-    alone = not pending and all(life.replica.draining is None for life in crew.going)
-    hopes = hopes or (alone and bool(crew.moving) and search.fits_once_gone(_list_replaced(state, model.name)))
-    if alone and not _may_go_first(state, crew, search, hopes=hopes, now=now):
+    if not pending and not _may_go_first(state, crew, search, hopes=hopes, now=now):
         _wait_for_room(state, model, verdict, now)
         if by is not None and model.name in state.retry_at:
             # A failure was announced, with the time of the next try: that is by what served before.
@@ -153,6 +150,7 @@ def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: 
     if crew.lost:
         crews.give_up(state, crew.lost.pop(0), now)
     starting.start(state, model, found, now)
+    _note_replaced(state, model, crew, len(crew.steady) + 1)
     # (one that stands in makes none needless that may stay)
     by_launched = model is state.launched(model.name)
     needless = (life for life in crew.moving if by_launched or state.find_leave(life) is not None)
@@ -162,24 +160,43 @@ def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: 
         leaving.retire(state, life, state.find_move(life) or "", now)
 
 
-def _list_replaced(state: State, name: ModelName) -> list[LifeKey]:
-    """The replicas of other models that go as soon as those have served for a while that are to take their place."""
-    found: list[LifeKey] = []
-    for other in state.replacing:
-        lives = [life for life in state.roster.of(other) if other != name and state.is_serving_on(life)]
-        replaced = [life.key for life in lives if state.find_move(life) is not None]
-        # (not of those that wait themselves)
-        if len(replaced) < len(lives):
-            found += replaced
-    return found
+def _note_replaced(state: State, model: Model, crew: crews.Crew, coming: int) -> None:
+    """Which of its replicas go as soon as what is on its way beside them has served for a while: nobody else's room is
+    left where the next of its own go in place."""
+    if coming and len(crew.moving) > state.sizes[model.name] - coming:
+        state.replacing[model.name] = tuple(life.key for life in crew.moving)
+    else:
+        state.replacing.pop(model.name, None)
+
+
+def _is_room_to_come(state: State, search: Search, name: ModelName) -> bool:
+    """Whether the room of a replica of another model would do that is about to be replaced. What is not proven comes to
+    an end by itself: models that all wait for room are no hope for each other."""
+    looks = 0
+    for other, keys in state.replacing.items():
+        for key in keys if other != name else ():
+            life = state.roster.lives.get(key)
+            if life is None or not life.alive:
+                continue
+            if any(search.could_fit_on(node, key) for node in life.replica.nodes):
+                return True
+            looks += 1
+            if looks >= MOST_LOOKS:
+                return False
+    return False
 
 
 def _may_go_first(state: State, crew: crews.Crew, search: Search, *, hopes: bool, now: float) -> bool:
     """Whether one of those that are to be replaced goes now, so that its room is the next one's. Not from a node that
-    is to be drained: to take a model away would be no favour; nor where there will be room beside it in a moment."""
+    is to be drained: to take a model away would be no favour; nor where there will be room beside it in a moment; and
+    one after the other, however long one that goes still answers somebody."""
+    if any(life.replica.draining is not None for life in crew.going):
+        return False
     for life in reversed(crew.moving):
         if any(map(state.roster.is_draining, life.replica.nodes)) or (hopes and crews.serves(state, life)):
             continue
+        if crews.serves(state, life) and _is_room_to_come(state, search, life.replica.model):
+            return False
         # (what an operator wants replaced goes in place as it is, where what is written has no place at all)
         if search.fits_once_gone((life.key,)) or (life.recalled and search.fits_by_proven_once_gone((life.key,))):
             why = state.find_move(life)

@@ -49,8 +49,8 @@ class State:
         self.told: dict[ModelName, bool] = {}
         # how many replicas each was to have when it was last looked at
         self.sizes: dict[ModelName, int] = {}
-        # those of which replicas waited for others to take their place when they were last planned
-        self.replacing: dict[ModelName, None] = {}
+        # of those that others are on their way for, the replicas that these take the place of
+        self.replacing: dict[ModelName, tuple[LifeKey, ...]] = {}
         # the models that are to be looked at, the first one in this turn
         self.unplanned: dict[ModelName, None] = {}
         # everything is to end, and nothing to begin

@@ -47,7 +47,7 @@ class Traffic:
         # since the last word (dicts, whose order is the same in each run of a simulation)
         self._asked: dict[ModelName, None] = {}
         self._answered: dict[ModelName, None] = {}
-        self._answered_by: dict[ModelName, set[ReplicaId]] = {}
+        self._answered_by: dict[ModelName, set[tuple[ReplicaId, int]]] = {}
         self._told: dict[ModelName, Figures] = {}
 
     # -- what is in flight
@@ -82,7 +82,7 @@ class Traffic:
         flight.count -= 1
         if flight.newest:
             if answered:
-                self._answered_by.setdefault(flight.model, set()).add(flight.replica)
+                self._answered_by.setdefault(flight.model, set()).add((flight.replica, flight.epoch))
             if flight.count:
                 self.in_flight[flight.replica] = flight.count
                 return

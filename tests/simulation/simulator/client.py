@@ -89,6 +89,7 @@ class Clients:
         self._drains: dict[Epoch, int] = {}
         self._asked: dict[ModelName, None] = {}
         self._answered: dict[ModelName, None] = {}
+        self._answered_by: dict[ModelName, set[Epoch]] = {}
         self._told: dict[ModelName, Figures] = {}
         self._ticking = False
 
@@ -164,7 +165,7 @@ class Clients:
         """All who are connected see that."""
         self._waiting.clear()
         self.in_flight.clear()
-        for known in (self._models, self._drains, self._asked, self._answered, self._told):
+        for known in (self._models, self._drains, self._asked, self._answered, self._answered_by, self._told):
             known.clear()
         for request in [*self.open.values()]:
             request.on = None
@@ -233,6 +234,9 @@ class Clients:
             return
         self._release(request)
         if process is not None:
+            if process.alive:
+                self._answered_by.setdefault(request.model, set()).add(on)
+                self._stir()
             self._end(request, "answered" if process.alive else "error: the engine ended")
             return
         model = self._control.fleet.catalog.resolve(request.model)
@@ -354,10 +358,10 @@ class Clients:
         if not self._control.up:
             return
         waiting = {found.name: None for each in self._waiting.values() if (found := self._resolve(each)) is not None}
-        for model in {**self._asked, **self._answered, **self._told, **waiting}:
+        for model in {**self._asked, **self._answered, **self._answered_by, **self._told, **waiting}:
             demand = self._measure(model)
             news = (demand.waiting, demand.in_flight) != self._told.get(model, NOTHING)
-            if demand.asked or demand.answered or news:
+            if demand.asked or demand.answered or demand.answered_by or news:
                 self._note(demand)
                 self._control.handle(demand)
         if self._told or self._asked or self._answered or self._waiting:
@@ -377,11 +381,13 @@ class Clients:
             in_flight={replica: self.in_flight[replica, epoch] for replica, epoch in newest.items()},
             asked=model in self._asked if asked is None else asked,
             answered=model in self._answered,
+            answered_by=frozenset(self._answered_by.get(model, ())),
         )
 
     def _note(self, demand: Demand) -> None:
         """It is told now."""
         self._answered.pop(demand.model, None)
+        self._answered_by.pop(demand.model, None)
         if demand.asked:
             self._asked.pop(demand.model, None)
         if demand.waiting or demand.in_flight:

@@ -421,7 +421,7 @@ class LinkedWorld:
                 continue
             finally:
                 self._in_flight[on] -= 1
-                server.gateway.release(route)
+                server.gateway.release(route, answered=answer == "answered")
             if answer == "answered":
                 return "answered", AGAIN_SECONDS
             if isinstance(answer, Failure) and answer.sent:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -24,15 +25,18 @@ from fleets import (
     wakes,
 )
 
+from llmgw.core import planning
+from llmgw.core.effects import Desire, Drain, Effect
 from llmgw.core.events import CatalogChanged, Demand, ModelsHeld, NodeLost, NodeRegistered, NodeReported, Wakeup
 from llmgw.core.fleet import Fleet
 from llmgw.core.lives import RESERVED_SECONDS
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import ForeignUse, NodeId
 from llmgw.core.placement import Placement, Rejected
-from llmgw.core.planning import HOSTS_A_TURN
+from llmgw.core.planning import HOSTS_A_TURN, MOST_LOOKS
 from llmgw.core.rejection import Reason
-from llmgw.core.replica import ShardSpec, ShardState
+from llmgw.core.replica import ReplicaId, ShardSpec, ShardState
+from llmgw.core.searching import Search
 from llmgw.core.state import FEW
 
 
@@ -284,6 +288,84 @@ def test_two_that_roll_on_a_full_cluster_do_so_one_after_the_other() -> None:
     assert of_each(fleet) == {"a": [ShardState.READY], "b": [ShardState.READY]}
     sources = {replica.shard.model.source for name in "ab" for replica in fleet.ready(ModelName(name))}
     assert sources == {"/a/new", "/b/new"}
+
+
+class Machines:
+    """Nodes and a door that do at once what they are told; only a load takes its time."""
+
+    def __init__(self, fleet: Fleet, effects: list[Effect], load_seconds: float) -> None:
+        self.fleet = fleet
+        self.load_seconds = load_seconds
+        self.now = 1.0
+        self.told: dict[NodeId, dict[tuple[str, int], ShardSpec]] = {}
+        self.loading: list[tuple[float, ShardSpec]] = []
+        self.do(effects)
+
+    def do(self, effects: list[Effect]) -> None:
+        left = list(effects)
+        while left:
+            effect = left.pop(0)
+            if isinstance(effect, Drain):
+                left += self.fleet.handle(drained(effect), self.now)
+            elif isinstance(effect, Desire):
+                before = self.told.get(effect.node, {})
+                after = self.told[effect.node] = {(shard.id, shard.epoch): shard for shard in effect.shards}
+                for spec in [spec for key, spec in before.items() if key not in after]:
+                    left += self.fleet.handle(a_word(spec, ShardState.ENDED), self.now)
+                for spec in [spec for key, spec in after.items() if key not in before]:
+                    # (none takes as long as the other)
+                    slower = 1 + 0.37 * len(self.loading) % 0.5
+                    self.loading.append((self.now + self.load_seconds * slower, spec))
+
+    def run(self, until: float) -> None:
+        for _ in range(5000):
+            ready_at, spec = min(self.loading, key=lambda each: each[0], default=(math.inf, None))
+            wake_at = self.fleet._state.wake_at
+            at = min(ready_at, math.inf if wake_at is None else wake_at)
+            if at > until:
+                return
+            self.now = max(self.now, at)
+            if spec is not None and at == ready_at:
+                self.loading.remove((ready_at, spec))
+                self.do(self.fleet.handle(a_word(spec, ShardState.READY), self.now))
+            else:
+                self.do(self.fleet.handle(Wakeup(), self.now))
+        raise AssertionError("it has no end")
+
+
+@pytest.mark.parametrize(("count", "replicas"), [(2, 2), (3, 2), (3, 3), (4, 2)])
+def test_many_that_roll_on_a_full_cluster_do_not_wait_for_each_other_for_ever(count: int, replicas: int) -> None:
+    models = [a_model(name, replicas, replicas, gb=10.0, source=f"/{name}") for name in "abcd"[:count]]
+    fleet, effects = a_fleet(*models, nodes=[a_node(f"n{number}") for number in range(count * replicas)])
+    machines = Machines(fleet, effects, load_seconds=30.0)
+    machines.run(600.0)
+    news = tuple(replace(model, source=f"{model.source}/new") for model in models)
+    machines.do(fleet.handle(CatalogChanged(models=news), 600.0))
+    machines.run(2000.0)
+    serving = [replica.shard.model.source for model in models for replica in fleet.ready(model.name)]
+    assert serving == [model.source for model in news for _ in range(replicas)]
+
+
+def test_only_a_few_rooms_of_others_are_looked_at_and_none_that_is_gone() -> None:
+    small = [a_model(f"s{number}", gb=1.0) for number in range(MOST_LOOKS)]
+    large = a_model("large", gb=10.0, source="/large")
+    nodes = [*(a_node(f"n{number}", memory_gb=2.0) for number in range(MOST_LOOKS)), a_node("z", memory_gb=16.0)]
+    fleet, effects = a_fleet(*small, nodes=nodes[:-1])
+    effects += fleet.handle(NodeRegistered(node=nodes[-1]), 0.0)
+    effects += fleet.handle(CatalogChanged(models=(*small, large)), 0.5)
+    for shard in {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    state = fleet._state
+    keys = {name: tuple(life.key for life in state.roster.of(name)) for name in (*(m.name for m in small), large.name)}
+    search = Search(state, a_model("other", gb=10.0), 2.0)
+    state.replacing = {large.name: keys[large.name]}
+    assert planning._is_room_to_come(state, search, ModelName("other"))
+    # not its own
+    assert not planning._is_room_to_come(state, search, large.name)
+    state.replacing = {ModelName("gone"): ((ReplicaId("rep-gone-1"), 1, N1),), large.name: keys[large.name]}
+    assert planning._is_room_to_come(state, search, ModelName("other"))
+    state.replacing = keys
+    assert not planning._is_room_to_come(state, search, ModelName("other"))
 
 
 def test_one_that_still_answers_somebody_is_waited_for_before_the_next_goes_in_place() -> None:

@@ -247,7 +247,9 @@ def test_where_somebody_waits_for_its_first_answer_it_is_not_proven_before_that_
     fleet, shard = a_ready(OLD)
     fleet.handle(Demand(model=M, in_flight={shard.replica: 1}), 2.0)
     assert proven(wake(fleet, until=94.0)) == []
-    fleet.handle(Demand(model=M, in_flight={shard.replica: 3}, answered_by=frozenset({shard.replica})), 95.0)
+    fleet.handle(
+        Demand(model=M, in_flight={shard.replica: 3}, answered_by=frozenset({(shard.replica, shard.epoch)})), 95.0
+    )
     assert proven(wake(fleet, until=105.0)) == [OLD]
 
 
@@ -266,7 +268,10 @@ def test_a_definition_that_hangs_from_the_start_takes_no_place_and_is_returned_f
         new = the_new(fleet)
         fleet.handle(a_word(new, ShardState.READY), now)
         fleet.handle(
-            Demand(model=M, in_flight={old.replica: 1, new.replica: 1}, answered_by=frozenset({old.replica})), now + 1.0
+            Demand(
+                model=M, in_flight={old.replica: 1, new.replica: 1}, answered_by=frozenset({(old.replica, old.epoch)})
+            ),
+            now + 1.0,
         )
         assert drains(wake(fleet, until=now + 90.0)) == []
         fleet.handle(a_word(new, ShardState.ENDED, cause="it hangs"), now + 91.0)
