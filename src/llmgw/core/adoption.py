@@ -94,9 +94,8 @@ def find_running(
 
 
 def _note_size(state: State, name: ModelName, now: float) -> None:
-    """So many there were worth having, and one more where one takes the place of another."""
-    staying = [state.find_move(life) is None for life in state.roster.of(name) if state.is_serving_on(life)]
-    state.sizes[name] = max(state.sizes.get(name, 0), len(staying) - (len(set(staying)) - 1))
+    """So many there were worth having; one too many where one takes the place of another is the lesser harm."""
+    state.sizes[name] = max(state.sizes.get(name, 0), sum(map(state.is_serving_on, state.roster.of(name))))
     state.demands.note_found(name, now)
 
 

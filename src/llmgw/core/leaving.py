@@ -41,6 +41,7 @@ def revive(state: State, life: Life) -> None:
     state.drain_until.pop(life.key, None)
     state.going.pop(life.key, None)
     life.replica = replace(life.replica, draining=None)
+    life.in_place = False
     state.roster.put(life)
     state.demands.note_ready(life.replica.model)
     state.announce(life.replica, f"{life.replica.id} stays after all", what=Happening.READY)

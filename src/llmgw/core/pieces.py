@@ -9,19 +9,18 @@ from __future__ import annotations
 import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from heapq import heappop, heappush, heapreplace
 from itertools import islice
 from statistics import median
 from typing import TypeAlias
 
+from llmgw.core.asked import PATIENCE_SECONDS, Line, Peer, Run, Take
 from llmgw.core.holders import MOST_HOLDERS, Holders
 from llmgw.core.node import NodeId
 from llmgw.core.shares import WEIGHT_BITS, Shares
 from llmgw.core.weights import RELAY, Member
 
-# Transfers from members at a time: from one, and from all.
-MOST_OF_ONE = 2
+# Transfers from members at a time.
 MOST_OF_ALL = 8
 # With those that have run for PATIENCE_SECONDS: they stand in nobody's way, for who is asked first may be the slowest.
 MOST_AT_ONCE = 2 * MOST_OF_ALL
@@ -34,9 +33,8 @@ MOST_LINES = 4
 FIRST_RUN_PIECES = 2
 MOST_RUN_PIECES = 64
 
-# A member that brings nothing for so long loses its share for a while, one that can't be reached is not asked for as
-# long, and one that lies is left alone for longer.
-PATIENCE_SECONDS = 10.0
+# For how long a member loses its share that brings nothing, one that can't be reached is not asked, and one that lies
+# is left alone.
 SUSPENDED_SECONDS = 60.0
 AWAY_SECONDS = 60.0
 SHUNNED_SECONDS = 600.0
@@ -59,87 +57,6 @@ _PLACE_BITS = 32
 _PLACE = (1 << _PLACE_BITS) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Take:
-    """One piece to be had from a member, which says that its BLAKE3 is ``expected``."""
-
-    node: NodeId
-    seed: str
-    file: int
-    piece: int
-    expected: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """Pieces [start, stop) of a file, to be had from the origin in one request; ``ordered``: it is the whole file, of
-    which some pieces may be here."""
-
-    file: int
-    start: int
-    stop: int
-    ordered: bool = False
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Line:
-    """A request to the origin. ``next`` and ``stop``: the places that it has not begun, of those from ``start`` on;
-    ``since``: when it was made."""
-
-    start: int
-    next: int
-    stop: int
-    since: float
-
-    def measure(self, now: float) -> float:
-        """How long it has taken for a piece, at least."""
-        return (now - self.since) / max(self.next - self.start, 1)
-
-
-@dataclass(slots=True, kw_only=True, eq=False)
-class _Peer:
-    """What is known of a member. ``held``: a byte for each piece, 1 where it has one that was missing here when it said
-    so; ``offers``: how many of those are still missing. ``heap``: where it is near, keys of these in the order in which
-    to ask for them, where old ones may stand. ``asked``: in whose turn it was asked last. ``takes``: since when it is
-    asked for which piece."""
-
-    member: Member
-    near: bool
-    brought_at: float
-    asked: int
-    held: bytearray | bytes
-    offers: int = 0
-    heap: list[int] = field(default_factory=list)
-    takes: dict[int, float] = field(default_factory=dict)
-    slow_until: float = -float("inf")
-    away_until: float = -float("inf")
-    suspended_until: float = -float("inf")
-    rests_until: float = -float("inf")
-    refused_since: float | None = None
-    # Since when it can't be asked for what is no fault of its own, and whether that is for too long to wait for it.
-    missed_since: float | None = None
-    passed_over: bool = False
-
-    def is_there(self, now: float) -> bool:
-        return self.away_until <= now
-
-    def is_free(self, now: float) -> bool:
-        """Whether it can be asked for one more: not who is at one for long."""
-        rests = self.rests_until > now or self.missed_since is not None
-        return len(self.takes) < MOST_OF_ONE and self.away_until <= now and not rests and not self.count_long(now)
-
-    def count_long(self, now: float) -> int:
-        """How many of its transfers have run for long."""
-        return sum(now - since >= PATIENCE_SECONDS for since in self.takes.values())
-
-    def is_second_choice(self, now: float) -> bool:
-        return self.suspended_until > now or self.slow_until > now
-
-    def is_trusted(self, now: float) -> bool:
-        """Whether it is waited for."""
-        return self.away_until <= now and self.suspended_until <= now and not self.passed_over
-
-
 class Pieces:
     """What of one listing is there, asked for and missing. ``counts``: how many pieces each file has; ``salt`` names
     the listing, and is the same on every node. ``now`` of all methods is in seconds of one clock that only grows."""
@@ -154,14 +71,14 @@ class Pieces:
         self._asked: dict[int, dict[NodeId | None, float]] = {}
         # Which request holds a piece, and how far those are that run.
         self._reserved: dict[int, Run] = {}
-        self._lines: dict[Run, _Line] = {}
+        self._lines: dict[Run, Line] = {}
         # How many requests run for each file.
         self._runs: Counter[int] = Counter()
         # The hash of what is missing and was told of.
         self._claims: dict[int, str] = {}
         # Missing pieces that no member is believed in, and what each says of them.
         self._doubted: dict[int, dict[NodeId, str]] = {}
-        self._peers: dict[NodeId, _Peer] = {}
+        self._peers: dict[NodeId, Peer] = {}
         self._turns = 0
         self._busy = 0
         # How long members took for a piece.
@@ -224,7 +141,7 @@ class Pieces:
             self._busy -= len(self._peers.pop(node).takes)
         for node, member in others.items():
             if (peer := self._peers.get(node)) is None:
-                peer = self._peers[node] = _Peer(
+                peer = self._peers[node] = Peer(
                     member=member, near=nears[node], brought_at=now, asked=self._draw(node), held=self._nothing
                 )
             peer.member, peer.near = member, nears[node]
@@ -475,7 +392,7 @@ class Pieces:
         places = self._shares.places_of(run.file)[run.start : run.stop]
         self._runs[run.file] += 1
         self._reserved.update(dict.fromkeys(places, run))
-        self._lines[run] = _Line(start=places.start, next=places.start, stop=places.stop, since=now)
+        self._lines[run] = Line(start=places.start, next=places.start, stop=places.stop, since=now)
         return run
 
     def _halve(self, now: float) -> Run | None:
@@ -496,14 +413,14 @@ class Pieces:
         line.stop -= (stop - line.next + 1) // 2
         return self._hold(Run(file=run.file, start=line.stop - first, stop=stop - first), now)
 
-    def _drags(self, line: _Line, now: float) -> bool:
+    def _drags(self, line: Line, now: float) -> bool:
         """Whether it is so much slower than the others that another one is better."""
         if now - line.since < PATIENCE_SECONDS or len(self._lines) < 2 or not self._gaps:
             return False
         usual = len(self._lines) * sum(self._gaps) / len(self._gaps)
         return line.next > line.start and line.measure(now) > MUCH_SLOWER * usual
 
-    def _rate(self, peer: _Peer, seconds: float, now: float) -> None:
+    def _rate(self, peer: Peer, seconds: float, now: float) -> None:
         """It has brought a piece in so long."""
         if self._times and seconds > max(SECOND_ASK_SECONDS, MUCH_SLOWER * median(self._times)):
             peer.slow_until = now + SUSPENDED_SECONDS
@@ -558,7 +475,7 @@ class Pieces:
         file = self._shares.file_of(place)
         return self._shares.is_in_order(file) and self._runs[file] > 0
 
-    def _find_own(self, peer: _Peer) -> int | None:
+    def _find_own(self, peer: Peer) -> int | None:
         """A piece of our share for a member far away."""
         for block in self._shares.list_own():
             for place in self._holders.list_bare_of(peer.held, self._shares.blocks[block]):
@@ -574,7 +491,7 @@ class Pieces:
         rarity = self._holders[place] << 1 | (not self._shares.owns(block))
         return (rarity << WEIGHT_BITS | order) << _PLACE_BITS | place
 
-    def _pop(self, peer: _Peer) -> int | None:
+    def _pop(self, peer: Peer) -> int | None:
         """The rarest piece of this member that nobody is asked for. Keys in a heap may be old: each is looked at again
         before it is believed, but never so many that others wait for it."""
         heap, looks, passed = peer.heap, 0, 0
@@ -596,10 +513,10 @@ class Pieces:
         # The next call goes on from there; until then any piece will do.
         return next((place for place in self._holders.list_missing_of(peer.held) if place not in self._asked), None)
 
-    def _is_offered(self, peer: _Peer, place: int) -> bool:
+    def _is_offered(self, peer: Peer, place: int) -> bool:
         return bool(self._missing[place] and peer.held[place]) and place not in self._asked
 
-    def _take(self, peer: _Peer, place: int, now: float) -> Take:
+    def _take(self, peer: Peer, place: int, now: float) -> Take:
         file = self._shares.file_of(place)
         self._asked.setdefault(place, {})[peer.member.node] = now
         self._turns += 1
@@ -635,7 +552,7 @@ class Pieces:
             if self._disown(peer, place) and (claimed := self._claims.get(place)) is not None:
                 suspects[node] = claimed
 
-    def _disown(self, peer: _Peer, place: int) -> bool:
+    def _disown(self, peer: Peer, place: int) -> bool:
         """It does not have this one; whether it was said to."""
         if not isinstance(peer.held, bytearray) or not peer.held[place]:
             return False
@@ -645,7 +562,7 @@ class Pieces:
             self._holders.add(place, -1)
         return True
 
-    def _forget(self, *peers: _Peer) -> None:
+    def _forget(self, *peers: Peer) -> None:
         """What they have is unknown."""
         gone = set(peers)
         self._holders.drop(
@@ -672,6 +589,6 @@ class Pieces:
         """Whose turn it is of those that were never asked: on each node another one's, for they all begin at once."""
         return -zlib.crc32(f"{self._me}\n{node}".encode()) - 1
 
-    def _is_full(self, peer: _Peer) -> bool:
+    def _is_full(self, peer: Peer) -> bool:
         """Whether it is whole, and has told of all that is missing: then it has nothing more to bring by itself."""
         return peer.member.whole and peer.offers + len(self._doubted) == self._left

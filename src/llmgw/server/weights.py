@@ -132,7 +132,7 @@ class Weights:
     def refuse(self, node: NodeId) -> None:
         """Its certificate is revoked: at once nobody is told of it any more, until it registers again."""
         self._sharing.lose(node)
-        if node in self._kept and node not in self._missing:
+        if node in self._kept and node in self.known:
             # An earlier server may have named it to others: they are told now, whoever is not back yet.
             self._kept_until = trio.current_time()
         self._unmiss(node)

@@ -386,9 +386,9 @@ def test_a_load_that_goes_on_after_a_restart_keeps_what_it_is_worth() -> None:
     assert drains(wake(fleet, until=5000.0)) == []
 
 
-def test_one_that_takes_the_place_of_another_at_a_restart_is_no_sign_of_load() -> None:
-    fleet, _ = a_taken_over(replace(WIDE, source="/old.gguf"), WIDE)
-    assert fleet.wanted(WIDE, 2.0) == 1
+def test_of_a_roll_that_an_earlier_server_began_none_that_serves_is_one_too_many() -> None:
+    fleet, _ = a_taken_over(replace(WIDE, source="/old.gguf"), replace(WIDE, source="/old.gguf"), WIDE)
+    assert fleet.wanted(WIDE, 2.0) == 3
 
 
 def test_the_least_number_stays_however_little_is_asked() -> None:

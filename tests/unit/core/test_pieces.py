@@ -7,22 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from llmgw.core.asked import MOST_OF_ONE, PATIENCE_SECONDS, Run, Take
 from llmgw.core.holders import MOST_HOLDERS
 from llmgw.core.node import NodeId
 from llmgw.core.pieces import (
     AWAY_SECONDS,
     MOST_OF_ALL,
-    MOST_OF_ONE,
     MOST_PASSED,
     MOST_RUN_PIECES,
     MOST_SWEPT,
-    PATIENCE_SECONDS,
     REST_SECONDS,
     SECOND_ASK_SECONDS,
     SUSPENDED_SECONDS,
     Pieces,
-    Run,
-    Take,
 )
 from llmgw.core.weights import RELAY, Member
 

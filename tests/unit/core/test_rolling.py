@@ -33,6 +33,7 @@ from llmgw.core.events import (
     CatalogChanged,
     Demand,
     ModelCalled,
+    ModelsHeld,
     NodeLost,
     NodeMarked,
     NodeRegistered,
@@ -241,6 +242,18 @@ def test_a_definition_is_proven_when_it_has_served_for_ten_seconds() -> None:
     fleet.handle(a_word(shard, ShardState.ENDED), 20.0)
     fleet.handle(a_word(the_shard(wake(fleet, until=25.0)), ShardState.READY), 26.0)
     assert proven(wake(fleet, until=40.0)) == []
+
+
+def test_one_that_stays_after_all_makes_room_for_nobody() -> None:
+    fleet, _ = a_served(memory_gb=5.0)
+    (drain,) = drains(changed(fleet, NEW))
+    assert fleet.renews_in_place(M)
+    changed(fleet, OLD, now=21.0)
+    assert not fleet.renews_in_place(M)
+    # nor when it goes later for another reason
+    assert len(drains(fleet.handle(ModelsHeld(models=frozenset({M})), 30.0))) == 1
+    assert not fleet.renews_in_place(M)
+    assert drain.replica == next(fleet._state.roster.of(M)).replica.id
 
 
 def test_where_somebody_waits_for_its_first_answer_it_is_not_proven_before_that_is_there() -> None:

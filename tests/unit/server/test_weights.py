@@ -188,6 +188,19 @@ async def test_a_new_server_does_not_wait_for_one_that_is_revoked(
         assert bench.members(N2) == [["n2"]]
 
 
+async def test_one_that_is_revoked_and_dials_again_and_again_ends_no_waiting_for_others(
+    serving: Callable[..., Any], autojump_clock: MockClock
+) -> None:
+    async with serving() as bench:
+        bench.weights.expect(frozenset({N1, N2, N3}), trio.current_time() + 10_000)
+        bench.register(N2)
+        await bench.hear(WeightsReported(node=N2, weights=FETCHES))
+        for _ in range(3):
+            bench.weights.refuse(N1)
+            await bench.settle()
+        assert bench.told == {N2: []}
+
+
 async def test_a_new_server_tells_nobody_of_swarms_before_all_have_said_what_they_have(
     serving: Callable[..., Any], autojump_clock: MockClock
 ) -> None:

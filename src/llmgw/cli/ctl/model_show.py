@@ -18,8 +18,9 @@ from llmgw.host.weights.errors import show_url
 # An address in a definition, and what opens it. In quotes YAML takes some signs in other words, and goes on in the next
 # line behind a backslash.
 _FOLD = r"\\\r?\n[ \t]*"
+# (one begins where another does, or reading a text of many would take the square of their number)
 _OPENED = re.compile(
-    rf"(?P<place>[A-Za-z][A-Za-z0-9+.-]*:(?:\\?/){{2}}(?:{_FOLD}|\\/|[^\s?#\\])*)"
+    rf"(?P<place>[A-Za-z][A-Za-z0-9+.-]{{0,30}}:(?:\\?/){{2}}(?:{_FOLD}|\\/|(?!:(?:\\?/){{2}})[^\s?#\\])*)"
     rf"(?P<sign>[?#]|\\x3[fF]|\\u003[fF])(?P<query>(?:{_FOLD}|\S)*)"
 )
 _CLOSING = "]}\"',"

@@ -14,8 +14,9 @@ import msgspec
 import trio
 
 from llmgw.config.agent import ServerAddress
+from llmgw.core.asked import Take
 from llmgw.core.node import NodeId
-from llmgw.core.pieces import MOST_AT_ONCE, Take
+from llmgw.core.pieces import MOST_AT_ONCE
 from llmgw.core.weights import RELAY, RELAY_FROM, FileListed, Member
 from llmgw.host.weights.sources.connections import open_pool
 from llmgw.units import printable

@@ -9,16 +9,9 @@ from collections.abc import Callable, Sequence
 
 import trio
 
+from llmgw.core.asked import PATIENCE_SECONDS, Run, Take
 from llmgw.core.node import NodeId
-from llmgw.core.pieces import (
-    AWAY_SECONDS,
-    MOST_LINES,
-    PATIENCE_SECONDS,
-    SHUNNED_SECONDS,
-    Pieces,
-    Run,
-    Take,
-)
+from llmgw.core.pieces import AWAY_SECONDS, MOST_LINES, SHUNNED_SECONDS, Pieces
 from llmgw.core.weights import RELAY, Listing, Member, Source, Swarm, count_pieces, key_of, piece_bytes_of
 from llmgw.host.weights.disk.partial import Corrupt, Partial
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind, NoRanges
@@ -103,8 +96,9 @@ class Taking:
         # Since and until when it is waited to hear what others have, and who has been heard.
         self._listens_since = self._listens_until = -float("inf")
         self._heard: set[NodeId] = set()
-        # When we had a turn last.
+        # When we had a turn last, and whether that came late.
         self._turned_at = float("inf")
+        self._was_stopped = False
         self._failure: FetchFailed | None = None
         self._bell = trio.Event()
         self._writers = trio.CapacityLimiter(WRITERS)
@@ -146,9 +140,12 @@ class Taking:
     def _turn(self) -> float:
         """What time it is; what has gone on without us is heard first where we were stopped."""
         now = trio.current_time()
-        if now - self._turned_at > STOPPED_SECONDS:
+        stopped = now - self._turned_at > STOPPED_SECONDS
+        if stopped and not self._was_stopped:
             self._pieces.excuse_all(now)
             self._listen(now)
+        # (where every turn comes late, the machine is slow, and nothing would ever be asked for)
+        self._was_stopped = stopped
         self._turned_at = now
         return now
 

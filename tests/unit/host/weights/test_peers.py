@@ -15,8 +15,8 @@ from fetchers import Files
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from llmgw.config.agent import ServerAddress
+from llmgw.core.asked import Take
 from llmgw.core.node import NodeId
-from llmgw.core.pieces import Take
 from llmgw.core.weights import RELAY, FileListed, Member
 from llmgw.host.weights.peers import (
     IDLE_SECONDS,

@@ -16,8 +16,8 @@ from fake_origin import FakeOrigin
 from fetchers import MIB, Cluster, Node, check_told, make_weights, open_cluster, read_kept
 from trio.testing import MockClock
 
+from llmgw.core.asked import PATIENCE_SECONDS, Take
 from llmgw.core.node import NodeId
-from llmgw.core.pieces import PATIENCE_SECONDS, Take
 from llmgw.core.weights import RELAY, FileListed, Listing, Manifest, Member, Phase, Source, Swarm, parse_source
 from llmgw.host.weights import taking
 from llmgw.host.weights.disk.cache import Cache
