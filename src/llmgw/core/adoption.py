@@ -8,15 +8,23 @@ from llmgw.core import lives
 from llmgw.core.effects import Announce, Happening
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.replica import Replica, Shard, ShardReport, ShardSpec, ShardState, reached, replica_id, shard_id
+from llmgw.core.replica import (
+    BEFORE_LAUNCH,
+    Replica,
+    Shard,
+    ShardReport,
+    ShardSpec,
+    ShardState,
+    reached,
+    replica_id,
+    shard_id,
+)
 from llmgw.core.rolling import PROVING_SECONDS, defines
 from llmgw.core.roster import Life, Member
 from llmgw.core.state import State
 
 # The nodes of a replica that ran before this server each come when they come. Then it is whole, or it is none.
 WHOLE_SECONDS = 30.0
-
-BEFORE_LAUNCH = frozenset({ShardState.PLACED, ShardState.PREPARING, ShardState.PREPARED})
 
 # Nobody gets so far, and a node that says it did must not bring a replica to where no number is left for its next try.
 MOST_EPOCHS = 2**31

@@ -11,9 +11,9 @@ from llmgw.core.evicting import is_about_to_end, make_way
 from llmgw.core.model import Model, ModelName
 from llmgw.core.placement import Placement, Rejected, Verdict
 from llmgw.core.rejection import Reason
-from llmgw.core.replica import ShardState
+from llmgw.core.replica import BEFORE_LAUNCH, ShardState
 from llmgw.core.roster import Life
-from llmgw.core.searching import Search
+from llmgw.core.searching import SOON_SECONDS, Search
 from llmgw.core.state import FEW, State, few
 from llmgw.core.trace import Decision
 
@@ -169,12 +169,14 @@ def _note_replaced(state: State, model: Model, crew: crews.Crew, coming: int) ->
         state.replacing.pop(model.name, None)
 
 
-def _is_room_to_come(state: State, search: Search, name: ModelName) -> bool:
+def _is_room_to_come(state: State, search: Search, name: ModelName, now: float) -> bool:
     """Whether the room of a replica of another model would do that is about to be replaced. What is not proven comes to
     an end by itself: models that all wait for room are no hope for each other."""
     looks = 0
     for other, keys in state.replacing.items():
-        for key in keys if other != name else ():
+        if other == name or not any(_is_coming(state, life, now) for life in state.roster.of(other)):
+            continue
+        for key in keys:
             life = state.roster.lives.get(key)
             if life is None or not life.alive:
                 continue
@@ -186,6 +188,15 @@ def _is_room_to_come(state: State, search: Search, name: ModelName) -> bool:
     return False
 
 
+def _is_coming(state: State, life: Life, now: float) -> bool:
+    """It will have served for long enough, or have failed, within the time of a load: its weights, which may be on
+    their way for hours, are here."""
+    if life.proven or not state.is_serving_on(life) or not life.alive:
+        return False
+    placed_at = -math.inf if life.launched_at is None else life.launched_at
+    return life.replica.state not in BEFORE_LAUNCH or now < placed_at + SOON_SECONDS
+
+
 def _may_go_first(state: State, crew: crews.Crew, search: Search, *, hopes: bool, now: float) -> bool:
     """Whether one of those that are to be replaced goes now, so that its room is the next one's. Not from a node that
     is to be drained: to take a model away would be no favour; nor where there will be room beside it in a moment; and
@@ -195,7 +206,7 @@ def _may_go_first(state: State, crew: crews.Crew, search: Search, *, hopes: bool
     for life in reversed(crew.moving):
         if any(map(state.roster.is_draining, life.replica.nodes)) or (hopes and crews.serves(state, life)):
             continue
-        if crews.serves(state, life) and _is_room_to_come(state, search, life.replica.model):
+        if crews.serves(state, life) and _is_room_to_come(state, search, life.replica.model, now):
             return False
         # (what an operator wants replaced goes in place as it is, where what is written has no place at all)
         if search.fits_once_gone((life.key,)) or (life.recalled and search.fits_by_proven_once_gone((life.key,))):

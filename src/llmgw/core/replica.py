@@ -34,6 +34,8 @@ class ShardState(StrEnum):
     ENDED = "ended"
 
 
+BEFORE_LAUNCH = frozenset({ShardState.PLACED, ShardState.PREPARING, ShardState.PREPARED})
+
 # A report that skips or repeats a step is late or lost news, never a reason to fall over: what is not in this table
 # is ignored. A shard that was adopted goes from placed to ready in one step.
 _AHEAD = (

@@ -89,6 +89,15 @@ def test_a_beginning_asks_for_more_until_it_is_enough() -> None:
     assert gguf.read(raw[:end]) == whole
 
 
+def test_a_vocabulary_that_ends_in_a_long_word_asks_for_more() -> None:
+    raw = write_gguf({"tokenizer.ggml.tokens": ["x" * 100, "y", "z"]})
+    cut = raw.index(b"xxx") + 40
+    found = gguf.read(raw[:cut])
+    assert isinstance(found, More)
+    # at least that word, and the lengths of the others
+    assert found.at_least >= cut + 60 + 2 * 8
+
+
 def test_what_begins_otherwise_is_no_gguf() -> None:
     assert "does not begin with GGUF" in why(b"PK\x03\x04")
     assert isinstance(gguf.read(b"GG"), More)

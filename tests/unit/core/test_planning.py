@@ -33,10 +33,10 @@ from llmgw.core.lives import RESERVED_SECONDS
 from llmgw.core.model import Model, ModelName, Profile
 from llmgw.core.node import ForeignUse, NodeId
 from llmgw.core.placement import Placement, Rejected
-from llmgw.core.planning import HOSTS_A_TURN, MOST_LOOKS
+from llmgw.core.planning import BACKSTOP_SECONDS, HOSTS_A_TURN, MOST_LOOKS
 from llmgw.core.rejection import Reason
 from llmgw.core.replica import ReplicaId, ShardSpec, ShardState
-from llmgw.core.searching import Search
+from llmgw.core.searching import SOON_SECONDS, Search
 from llmgw.core.state import FEW
 
 
@@ -346,26 +346,51 @@ def test_many_that_roll_on_a_full_cluster_do_not_wait_for_each_other_for_ever(co
     assert serving == [model.source for model in news for _ in range(replicas)]
 
 
-def test_only_a_few_rooms_of_others_are_looked_at_and_none_that_is_gone() -> None:
-    small = [a_model(f"s{number}", gb=1.0) for number in range(MOST_LOOKS)]
-    large = a_model("large", gb=10.0, source="/large")
-    nodes = [*(a_node(f"n{number}", memory_gb=2.0) for number in range(MOST_LOOKS)), a_node("z", memory_gb=16.0)]
-    fleet, effects = a_fleet(*small, nodes=nodes[:-1])
-    effects += fleet.handle(NodeRegistered(node=nodes[-1]), 0.0)
-    effects += fleet.handle(CatalogChanged(models=(*small, large)), 0.5)
+def two_that_roll() -> tuple[Fleet, ShardSpec, ModelName]:
+    """Of two models on three places the one begins in the spare place at 60, and the other waits for what that leaves:
+    with what has begun, and the name of the other."""
+    models = [a_model(name, gb=10.0, source=f"/{name}") for name in "ab"]
+    fleet, effects = a_fleet(*models, nodes=[a_node(f"n{number}") for number in (1, 2, 3)])
     for shard in {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values():
         fleet.handle(a_word(shard, ShardState.READY), 1.0)
-    state = fleet._state
-    keys = {name: tuple(life.key for life in state.roster.of(name)) for name in (*(m.name for m in small), large.name)}
-    search = Search(state, a_model("other", gb=10.0), 2.0)
-    state.replacing = {large.name: keys[large.name]}
-    assert planning._is_room_to_come(state, search, ModelName("other"))
-    # not its own
-    assert not planning._is_room_to_come(state, search, large.name)
-    state.replacing = {ModelName("gone"): ((ReplicaId("rep-gone-1"), 1, N1),), large.name: keys[large.name]}
-    assert planning._is_room_to_come(state, search, ModelName("other"))
-    state.replacing = keys
-    assert not planning._is_room_to_come(state, search, ModelName("other"))
+    wake(fleet, until=59.0)
+    effects = fleet.handle(CatalogChanged(models=tuple(replace(model, source="/new") for model in models)), 60.0)
+    effects += wake(fleet, until=61.0)
+    assert drains(effects) == []
+    (new,) = (shard for desire in desires(effects) for shard in desire.shards if shard.model.source == "/new")
+    return fleet, new, ModelName("ab".replace(new.model.name, ""))
+
+
+def test_a_replica_of_another_model_whose_weights_are_on_their_way_is_not_waited_for_longer_than_a_minute() -> None:
+    fleet, new, other = two_that_roll()
+    fleet.handle(a_word(new, ShardState.PREPARING), 62.0)
+    assert drains(wake(fleet, until=60.0 + SOON_SECONDS - 0.1)) == []
+    (drain,) = drains(wake(fleet, until=60.0 + SOON_SECONDS + BACKSTOP_SECONDS))
+    assert drain.replica.startswith(f"rep-{other}-")
+
+
+def test_one_that_is_launched_is_waited_for_as_long_as_it_loads() -> None:
+    fleet, new, _ = two_that_roll()
+    fleet.handle(a_word(new, ShardState.LOADING), 62.0)
+    assert drains(wake(fleet, until=600.0)) == []
+
+
+def test_only_a_few_rooms_of_others_are_looked_at_and_none_that_is_gone() -> None:
+    fleet, new, other = two_that_roll()
+    state, first = fleet._state, new.model.name
+    search = Search(state, a_model("third", gb=10.0), 62.0)
+    gone = (ReplicaId("rep-gone-1"), 1, N1)
+    assert planning._is_room_to_come(state, search, other, 62.0)
+    # not its own, nor one that has ended
+    assert not planning._is_room_to_come(state, search, first, 62.0)
+    keys = state.replacing[first]
+    state.replacing[first] = (gone, *keys)
+    assert planning._is_room_to_come(state, search, other, 62.0)
+    large = Search(state, a_model("third", gb=99.0), 62.0)
+    assert not planning._is_room_to_come(state, large, other, 62.0)
+    # of many the first
+    state.replacing[first] = (*[life.key for life in state.roster.of(other)] * MOST_LOOKS, *keys)
+    assert not planning._is_room_to_come(state, large, other, 62.0)
 
 
 def test_one_that_still_answers_somebody_is_waited_for_before_the_next_goes_in_place() -> None:

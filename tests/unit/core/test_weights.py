@@ -186,5 +186,10 @@ def test_the_newest_of_each_source_and_what_is_used_stays() -> None:
     # what can be resumed stays as well, and stands in for nothing
     assert find_wanted(["hf:o/r/f"], [old, half]) == {("hf:o/r/f", "1"), ("hf:o/r/f", "3")}
     assert find_wanted([], [half]) == frozenset()
+    # what is damaged can be mended, and is not needed where another one is whole
+    damaged = replace(old, commit="4", whole=False, wrong="f is missing")
+    assert find_wanted(["hf:o/r/f"], [damaged, half]) == {("hf:o/r/f", "4"), ("hf:o/r/f", "3")}
+    assert find_wanted(["hf:o/r/f"], [damaged, old]) == {("hf:o/r/f", "1")}
+    assert find_wanted([], [replace(damaged, in_use=True), old]) == {("hf:o/r/f", "4")}
     assert NodeWeights(cached=(old, half)).whole == (old,)
     assert find_wanted([], [replace(gone, in_use=True), old]) == {("hf:o/r/gone", "1")}
