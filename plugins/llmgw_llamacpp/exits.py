@@ -14,6 +14,9 @@ from llmgw.engines import Cause, CauseKind, Rule, diagnose, rule
 
 _LONGEST = 2000
 
+# (the source is the definition's, which no engine knows)
+_AGAIN = "`llmgw ctl weights pull SOURCE` mends what llmgw has fetched; of your own, put the whole file there"
+
 # "0.00.014.292 E llama_model_load: error loading model: …": since the start, level, then a name or two of code.
 _LEVELLED = re.compile(r"\s*(?:\d+\.\d+\.\d+\.\d+ )?([IWEDT]) (.*)")
 _PLACE = re.compile(r"(?!error: |what\(\))(?:\w+ +)?[a-z_~][\w~]*(?:\(\))?: +")
@@ -117,20 +120,20 @@ RULES: tuple[Rule, ...] = (
     rule(
         CauseKind.WEIGHTS_CORRUPT,
         r"(invalid split file idx: .* \(file: (.+)\), expected .*)",
-        "{1} is another part than its name says: fetch it again",
+        f"{{1}} is another part than its name says: fetch it again; {_AGAIN}",
         line="{0}",
     ),
     rule(
         CauseKind.WEIGHTS_CORRUPT,
         r"(corrupted model: \d+ tensors expected but \d+ found|invalid model: tensor '.*' is duplicated"
         r"|invalid split count\b.*)",
-        "its parts are not of one model: fetch all of them again",
+        f"its parts are not of one model: fetch all of them again; {_AGAIN}",
         line="{0}",
     ),
     rule(
         CauseKind.WEIGHTS_CORRUPT,
         r"(invalid magic characters: .*)",
-        "the file is no GGUF: was the download another page, or cut off? Fetch it again",
+        f"the file is no GGUF: was the download another page, or cut off? Fetch it again; {_AGAIN}",
         line="{0}",
     ),
     rule(
@@ -138,7 +141,7 @@ RULES: tuple[Rule, ...] = (
         r"((?:tensor '.*' )?data is not within the file bounds.*|encountered length_error .*"
         r"|failed to read (?:magic|header|key-value|tensor).*"
         r"|gguf_init_from_file\w*: failed to read .*)",
-        "the file is cut off or damaged: fetch it again",
+        f"the file is cut off or damaged: fetch it again; {_AGAIN}",
         line="{0}",
     ),
     rule(
@@ -314,7 +317,8 @@ _NAMED = re.compile(r"\(file: .+\)")
 _KEYS = {"adapter": "its source in loras", "mmproj": "the model's mmproj"}
 _REMEDIES = {
     CauseKind.WEIGHTS_MISSING: "the {0} is not on this node: correct {1}, or put the file there",
-    CauseKind.WEIGHTS_CORRUPT: "the file of the {0} is cut off, damaged or no GGUF (a page of HTML?): fetch it again",
+    CauseKind.WEIGHTS_CORRUPT: "the file of the {0} is cut off, damaged or no GGUF (a page of HTML?): fetch it again; "
+    f"{_AGAIN}",
 }
 
 

@@ -127,7 +127,8 @@ RULES = (
     rule(
         CauseKind.WEIGHTS_CORRUPT,
         r"SafetensorError: Error while deserializing header: header too large",
-        "the file is no weights at all (a git-lfs pointer, or a page of HTML): fetch it again",
+        "the file is no weights at all (a git-lfs pointer, or a page of HTML): fetch it again; `llmgw ctl weights pull "
+        "SOURCE` mends what llmgw has fetched; of your own, put the whole file there",
     ),
     rule(
         CauseKind.OTHER,

@@ -195,6 +195,54 @@ def test_a_pull_is_followed_listed_and_freed_once_nobody_wants_it(site: Site) ->
     site.server.check_health()
 
 
+def spoil(file: Path, content: bytes, at: int = 0) -> None:
+    with file.open("r+b") as opened:
+        opened.seek(at)
+        opened.write(content)
+
+
+def test_what_was_damaged_on_its_disk_is_fetched_anew_and_only_where_nothing_runs_by_it(site: Site) -> None:
+    path = site.put(6 * MIB)
+    (agent,) = site.join("n0", seeds=False)
+    site.add()
+    site.server.wait_ready()
+    (file,) = site.cache("n0").glob("*/*/m.fake")
+    # its first piece, as a login page would begin
+    spoil(file, b"<html>")
+    assert site.server.ctl("stop", "m").returncode == 0
+    wait_for(lambda: not agent.engines(), "the end of the engine")
+    assert site.server.ctl("load", "m").returncode == 0
+    site.server.wait_ready()
+    assert file.read_bytes() == path.read_bytes()
+    # that piece, and no other
+    assert site.taken() == path.stat().st_size + MIB
+    assert "is damaged: m.fake is an HTML page" in agent.log
+    events = site.server.ctl("events").stdout
+    assert "was damaged on its disk, and is fetched anew: m.fake is an HTML page" in events
+
+    # in its middle, where no look finds it, and while an engine runs by it
+    spoil(file, b"?" * 20, at=3 * MIB)
+    refused = site.server.ctl("weights", "pull", SOURCE)
+    assert refused.returncode == 1
+    assert "m.fake is not what was fetched in 1 of its 6 pieces" in refused.stdout
+    assert "llmgw ctl stop" in refused.stdout
+    wait_for(lambda: "damaged, in use" in site.server.ctl("weights").stdout, "what is damaged")
+    assert f"llmgw ctl weights pull {SOURCE} --node n0" in site.server.ctl("weights").stdout
+    assert site.server.ctl("stop", "m").returncode == 0
+    wait_for(lambda: not agent.engines(), "the end of the engine")
+    mended = site.server.ctl("weights", "pull", SOURCE)
+    assert mended.returncode == 0, mended.stdout
+    assert "1MB from its origin" in mended.stdout
+    assert file.read_bytes() == path.read_bytes()
+    assert site.taken() == path.stat().st_size + 2 * MIB
+    assert "it had the newest already, and all of it is right" in site.server.ctl("weights", "pull", SOURCE).stdout
+    assert site.server.ctl("load", "m").returncode == 0
+    site.server.wait_ready()
+    assert site.taken() == path.stat().st_size + 2 * MIB
+    wait_for(lambda: "damaged" not in site.server.ctl("weights").stdout, "that nothing is damaged")
+    site.server.check_health()
+
+
 def test_what_is_gated_says_what_to_do_and_the_token_is_nowhere(
     site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

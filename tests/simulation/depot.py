@@ -7,6 +7,7 @@ What has come of a fetch that is cancelled, or whose agent is killed, is there f
 - ``origin.down``: nobody is answered; who fetches waits ``PATIENCE_SECONDS``, and gives up. ``origin.slow``: by so many
   times. ``origin.publish`` makes another commit of a source. ``origin.sent`` are the bytes that each fetch has taken,
   and ``origin.begun`` all fetches that there were, in their order.
+- ``depot.spoilt`` says of whole commits what the next look at them finds, and ``depot.damaged`` what was found.
 - ``depot.spoil`` is how many of the next fetches end with bytes that are not what they should be; ``is_full`` of the
   machine ends those that are on their way.
 """
@@ -15,15 +16,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import trio
 
 from llmgw.core.node import NodeId
-from llmgw.core.weights import Cached, Fetch, FileKept, Manifest, Phase, Source, Swarm, key_of
+from llmgw.core.weights import Cached, Fetch, FileKept, Manifest, Phase, SetAside, Source, Swarm, key_of
 from llmgw.errors import LlmgwError
+from llmgw.host.weights.disk.damage import Damaged
 from llmgw.host.weights.errors import FetchFailed, Kind
 
 STEP_SECONDS = 1.0
@@ -81,6 +83,9 @@ class SimulatedDepot:
     swarms: tuple[Swarm, ...] = ()
     kept: dict[tuple[str, str], Manifest] = field(init=False, default_factory=dict)
     partial: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
+    spoilt: dict[tuple[str, str], str] = field(init=False, default_factory=dict)
+    damaged: dict[tuple[str, str], Damaged] = field(init=False, default_factory=dict)
+    set_asides: tuple[SetAside, ...] = field(init=False, default=())
     is_served: bool = field(init=False, default=False)
     _uses: Counter[tuple[str, str]] = field(init=False, default_factory=Counter)
     _fetched: set[str] = field(init=False, default_factory=set)
@@ -114,7 +119,13 @@ class SimulatedDepot:
             self.is_served = False
 
     async def fetch(
-        self, source: Source, *, swarm: Callable[[], Swarm | None], tell: Callable[[Fetch], None], newest: bool
+        self,
+        source: Source,
+        *,
+        swarm: Callable[[], Swarm | None],
+        tell: Callable[[Fetch], None],
+        newest: bool,
+        users: Callable[[str], Sequence[str]],
     ) -> Manifest:
         text = source.text
         if not self.is_served or text in self._fetched:
@@ -128,6 +139,15 @@ class SimulatedDepot:
             others = swarm()
             commit = self.origin.commit_of(text) if newest or others is None else others.commit
             commit = commit or self.origin.commit_of(text)
+            name = (text, commit)
+            if (damaged := self.damaged.get(name)) is not None:
+                if users(commit):
+                    raise FetchFailed(f"{text} is damaged, and {users(commit)} run by it", Kind.CORRUPT)
+                del self.damaged[name], self.kept[name]
+                self.spoilt.pop(name, None)
+                at = damaged.manifest.fetched_at
+                told_of = SetAside(source=text, commit=commit, fetched_at=at, why=damaged.why)
+                self.set_asides = (*self.set_asides, told_of)
             return self.kept.get((text, commit)) or await self._fetch(text, commit, tell)
         finally:
             self._fetched.discard(text)
@@ -182,12 +202,21 @@ class SimulatedDepot:
             await trio.sleep(STEP_SECONDS)
 
     def find(self, source: str) -> Manifest | None:
-        found = [each for each in self.kept.values() if each.source == source]
+        found = [each for name, each in self.kept.items() if each.source == source and name not in self.damaged]
         return max(found, key=lambda each: each.fetched_at, default=None)
 
     async def list(self) -> tuple[Manifest, ...]:
         await trio.lowlevel.checkpoint()
-        return tuple(self.kept.values())
+        return tuple(each for name, each in self.kept.items() if name not in self.damaged)
+
+    def list_damaged(self) -> tuple[Damaged, ...]:
+        return tuple(self.damaged.values())
+
+    def look(self, manifest: Manifest) -> str | None:
+        name = (manifest.source, manifest.commit)
+        if (why := self.spoilt.get(name)) is not None:
+            self.damaged[name] = Damaged(manifest=manifest, why=why)
+        return why
 
     def list_unfinished(self) -> tuple[Cached, ...]:
         return tuple(

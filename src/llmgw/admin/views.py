@@ -477,8 +477,9 @@ class StoredState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredView:
-    """One commit of a source on a node, ``whole`` or what is left of a fetch that has not ended; ``fetched_at`` is in
-    seconds since 1970 by the node's clock, and ``models`` are those that are made of it."""
+    """One commit of a source on a node, ``whole`` or what is left of a fetch that has not ended; or, where ``wrong``
+    says why, damaged. ``fetched_at`` is in seconds since 1970 by the node's clock, and ``models`` are those that are
+    made of it. ``remedy``: what to do about what is damaged."""
 
     source: str
     commit: str
@@ -487,6 +488,8 @@ class StoredView:
     fetched_at: float
     whole: bool = True
     models: tuple[str, ...] = ()
+    wrong: str | None = None
+    remedy: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

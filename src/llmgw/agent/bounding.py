@@ -13,6 +13,7 @@ MOST_CACHED = 1000
 MOST_FETCHES = 500
 MOST_KEPT = 500
 SEEN_CHARS = 500_000
+WRONG_CHARS = 200
 
 
 def bound(weights: NodeWeights) -> NodeWeights:
@@ -23,6 +24,9 @@ def bound(weights: NodeWeights) -> NodeWeights:
         fetches=tuple(map(bound_fetch, weights.fetches[:MOST_FETCHES])),
         seen=tuple(_take(weights.seen, SEEN_CHARS)),
         collected=None if weights.collected is None else _bound_collected(weights.collected),
+        set_aside=tuple(
+            replace(each, why=cut(each.why), fetched_at=max(each.fetched_at, 0.0)) for each in weights.set_aside
+        ),
     )
 
 
@@ -40,8 +44,17 @@ def bound_fetch(fetch: Fetch) -> Fetch:
 def _bound_cached(cached: tuple[Cached, ...]) -> tuple[Cached, ...]:
     if len(cached) > MOST_CACHED:
         cached = tuple(sorted(cached, key=lambda each: (not each.in_use, -each.fetched_at))[:MOST_CACHED])
-    # (a clock without a battery begins before 1970)
-    return tuple(replace(each, fetched_at=0.0) if each.fetched_at < 0 else each for each in cached)
+    return tuple(
+        # (a clock without a battery begins before 1970)
+        replace(each, fetched_at=max(each.fetched_at, 0.0), wrong=_brief(each.wrong))
+        if each.fetched_at < 0 or each.wrong is not None
+        else each
+        for each in cached
+    )
+
+
+def _brief(wrong: str | None) -> str | None:
+    return wrong if wrong is None or len(wrong) <= WRONG_CHARS else wrong[:WRONG_CHARS] + "…"
 
 
 def _bound_collected(collected: Collected) -> Collected:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Protocol
@@ -15,10 +15,11 @@ from llmgw.agent.settings import WeightsSettings
 from llmgw.agent.troubles import Troubles
 from llmgw.agent.watch import Watch
 from llmgw.core.node import NodeId
-from llmgw.core.weights import RELAY, Cached, Fetch, Manifest, Source, Swarm, key_of
+from llmgw.core.weights import RELAY, Cached, Fetch, Manifest, SetAside, Source, Swarm, key_of
 from llmgw.host.disks import is_shared
 from llmgw.host.weights.disk.cache import Cache
 from llmgw.host.weights.disk.clearing import Use
+from llmgw.host.weights.disk.damage import Damaged
 from llmgw.host.weights.disk.partial import Partial
 from llmgw.host.weights.fetch import fetch
 from llmgw.host.weights.giver import Giver
@@ -128,7 +129,13 @@ class Depot:
         return self._shelves.get((key, commit))
 
     async def fetch(
-        self, source: Source, *, swarm: Callable[[], Swarm | None], tell: Callable[[Fetch], None], newest: bool
+        self,
+        source: Source,
+        *,
+        swarm: Callable[[], Swarm | None],
+        tell: Callable[[Fetch], None],
+        newest: bool,
+        users: Callable[[str], Sequence[str]],
     ) -> Manifest:
         def share(opened: Partial | None) -> None:
             if opened is None:
@@ -147,6 +154,7 @@ class Depot:
             newest=newest,
             limits=self._rate,
             share=share,
+            users=users,
         )
         self._put(manifest)
         return manifest
@@ -169,6 +177,16 @@ class Depot:
             # By the very manifest that the cache keeps: that is long, and one of each is enough.
             self._put(each)
         return found
+
+    def list_damaged(self) -> tuple[Damaged, ...]:
+        return self._cache.list_damaged()
+
+    @property
+    def set_asides(self) -> tuple[SetAside, ...]:
+        return self._cache.set_asides
+
+    def look(self, manifest: Manifest) -> str | None:
+        return self._cache.look(manifest)
 
     def list_unfinished(self) -> tuple[Cached, ...]:
         return tuple(

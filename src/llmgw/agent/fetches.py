@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -47,9 +47,9 @@ class Fetching:
 
 class Fetches:
     """Those that are under way, by their sources. ``begin`` starts each as a task (as ``Nursery.start_soon`` does);
-    ``find_swarm`` says who else has one; ``changed`` is called when there is something new of any of them, ``turned``
-    when that is what other nodes wait for, ``kept`` with what has come, before whoever waits for it goes on, and
-    ``over`` when one has ended, however."""
+    ``find_swarm`` says who else has one, and ``find_users`` which shards run by a commit of it; ``changed`` is called
+    when there is something new of any of them, ``turned`` when that is what other nodes wait for, ``kept`` with what
+    has come, before whoever waits for it goes on, and ``over`` when one has ended, however."""
 
     __slots__ = (
         "_begin",
@@ -57,6 +57,7 @@ class Fetches:
         "_depot",
         "_failed",
         "_find_swarm",
+        "_find_users",
         "_kept",
         "_logged",
         "_over",
@@ -70,6 +71,7 @@ class Fetches:
         *,
         begin: Callable[..., object],
         find_swarm: Callable[[str], Swarm | None],
+        find_users: Callable[[str, str], Sequence[str]],
         changed: Callable[[], None],
         turned: Callable[[], None],
         kept: Callable[[Manifest], None],
@@ -78,6 +80,7 @@ class Fetches:
         self._depot = depot
         self._begin = begin
         self._find_swarm = find_swarm
+        self._find_users = find_users
         self._changed = changed
         self._turned = turned
         self._kept = kept
@@ -153,6 +156,7 @@ class Fetches:
                     swarm=lambda: self._find_swarm(source.text),
                     tell=lambda fetch: self._note(fetching, fetch),
                     newest=fetching.newest,
+                    users=lambda commit: self._find_users(source.text, commit),
                 )
                 self._kept(fetching.manifest)
         except EngineFailed as error:

@@ -7,7 +7,7 @@ other room of a running agent may reach for the machine past them.
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar, TypeVarTuple
@@ -19,7 +19,7 @@ from llmgw.core.effects import Desire
 from llmgw.core.model import Model
 from llmgw.core.node import FabricFound, Node, NodeId
 from llmgw.core.replica import ShardId, ShardSpec
-from llmgw.core.weights import Cached, Fetch, Manifest, Source, Swarm
+from llmgw.core.weights import Cached, Fetch, Manifest, SetAside, Source, Swarm
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import Command
 from llmgw.host.gpus import GpusFound
@@ -27,6 +27,7 @@ from llmgw.host.http import Reply
 from llmgw.host.process import Stat
 from llmgw.host.state import ShardRecord
 from llmgw.host.usage import Usage
+from llmgw.host.weights.disk.damage import Damaged
 
 if TYPE_CHECKING:
     from llmgw.agent.held import Tools
@@ -140,16 +141,34 @@ class Depot(Protocol):
         """These are the swarms that this node is in now. Does not block."""
 
     async def fetch(
-        self, source: Source, *, swarm: Callable[[], Swarm | None], tell: Callable[[Fetch], None], newest: bool
+        self,
+        source: Source,
+        *,
+        swarm: Callable[[], Swarm | None],
+        tell: Callable[[Fetch], None],
+        newest: bool,
+        users: Callable[[str], Sequence[str]],
     ) -> Manifest:
-        """Have the source, and tell how that goes; ``newest``: as it is now, whatever there is of it already. What has
-        come stays when it is cancelled, and the next fetch goes on from there. Raises EngineFailed."""
+        """Have the source, and tell how that goes; ``newest``: as it is now, and all of what there is of that already
+        compared with its hashes. What has come stays when it is cancelled, and the next fetch goes on from there.
+        ``users`` are the shards that run by a commit: while there are any nothing of it is mended. Raises
+        EngineFailed."""
 
     def find(self, source: str) -> Manifest | None:
         """The newest whole commit of this source that is here; nobody else is asked."""
 
     async def list(self) -> tuple[Manifest, ...]:
         """All that has been fetched and is whole."""
+
+    def list_damaged(self) -> tuple[Damaged, ...]:
+        """What the last ``list`` has found that was fetched, and is no copy any more. Does not block."""
+
+    @property
+    def set_asides(self) -> tuple[SetAside, ...]:
+        """The last commits that were found damaged and set aside, to be fetched anew. Does not block."""
+
+    def look(self, manifest: Manifest) -> str | None:
+        """What an engine would end by, as the beginnings of the files tell it; from then on it is no copy any more."""
 
     def list_unfinished(self) -> tuple[Cached, ...]:
         """What is left of fetches that have not ended."""

@@ -8,17 +8,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from llmgw.core.headers import HEAD_BYTES, Header, check_parts, judge_header, list_parts_of
+from llmgw.core.headers import Header, check_parts, list_parts_of
 from llmgw.core.model import Model
 from llmgw.core.safetensors import Wrong, read_index
 from llmgw.core.weights import Form, Source, list_parts, parse_source
 from llmgw.engines.registry import Engine
 from llmgw.engines.types import SourceKind
 from llmgw.errors import EngineFailed
+from llmgw.host.weights.disk.heads import judge_open
 from llmgw.host.weights.errors import show_url
-
-# What is read of a file at first: most headers are shorter, but for a vocabulary.
-FIRST_BYTES = 256 * 1024
 
 _SAFETENSORS = ".safetensors"
 _INDEX = ".index.json"
@@ -160,16 +158,8 @@ def _look_at(path: Path, told: str) -> Header | None:
     EngineFailed, and OSError where it can't be read."""
     if not stat.S_ISREG(path.stat().st_mode):
         raise EngineFailed(f"{told} is not an ordinary file", remedy="write the path of the model's file itself")
-    with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        head = file.read(min(size, FIRST_BYTES))
-        judged = judge_header(path.name, head, size)
-        while judged.wrong is None and len(head) < min(judged.needs, HEAD_BYTES, size):
-            more = file.read(min(max(judged.needs, 4 * len(head)), HEAD_BYTES, size) - len(head))
-            if not more:
-                raise SourceSpoiled(f"{told} became shorter while it was read", remedy=_PUT_WHOLE)
-            head += more
-            judged = judge_header(path.name, head, size)
+    with path.open("rb", buffering=0) as file:
+        judged = judge_open(file.fileno(), path.name)
     if judged.wrong is not None:
         # The engine would say the same, in other words, a minute later and again at each try.
         raise SourceSpoiled(f"{told} {judged.wrong}", remedy=_PUT_WHOLE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import trio
@@ -31,7 +31,8 @@ from llmgw.core.weights import (
 )
 from llmgw.engines.registry import Engine
 from llmgw.errors import EngineFailed, LlmgwError
-from llmgw.host.weights.errors import show_url
+from llmgw.host.weights.disk.damage import Damaged
+from llmgw.host.weights.errors import FetchFailed, Kind, show_url
 from llmgw.units import format_decimal
 
 log = logging.getLogger(__name__)
@@ -53,6 +54,7 @@ class Weights:
         "_collect",
         "_collected",
         "_collecting",
+        "_damaged",
         "_fetches",
         "_hands",
         "_hurried",
@@ -74,6 +76,7 @@ class Weights:
             hands.depot,
             begin=lambda *args, name: self._begin(*args, name=name),
             find_swarm=self._find_swarm,
+            find_users=self._find_users,
             changed=self._stir,
             turned=self._hurry,
             kept=self._note_kept,
@@ -94,6 +97,7 @@ class Weights:
         # None until the folder was looked at: to tell that there is nothing would be a lie.
         self._kept: tuple[Manifest, ...] | None = None
         self._unfinished: tuple[Cached, ...] = ()
+        self._damaged: tuple[Damaged, ...] = ()
         self._seen: tuple[str, ...] = ()
         self._shared = False
         self._changed = trio.Event()
@@ -156,20 +160,32 @@ class Weights:
         """What the engine is pointed at for this source: itself where it is nothing that llmgw fetches, else the path
         of what was fetched. ``tell`` is told how that goes, and None when it is over.
 
-        What is whole already is taken without asking anybody whether there is newer. It stays here until the shard
-        gives it back. Raises EngineFailed; being cancelled, it leaves the fetch to others who wait for it.
+        What is whole already is taken without asking anybody whether there is newer; where the beginnings of its files
+        show that it is damaged, it is fetched anew. It stays here until the shard gives it back. Raises EngineFailed;
+        being cancelled, it leaves the fetch to others who wait for it.
         """
         parsed, hands = parse_source(source), self._hands
         if not parsed.is_fetched:
             return source
         while True:
             manifest = await hands.run(hands.depot.find, source)
+            is_new = manifest is None
             if manifest is None:
                 try:
                     fetched = await self._fetches.wait(parsed, by, tell)
                 finally:
                     tell(None)
                 manifest = fetched.read()
+            # Before it is held: several that look at once must not keep each other from having it mended.
+            wrong: str | None = await hands.run(hands.depot.look, manifest)
+            if wrong is not None:
+                self._note_damaged(manifest, wrong)
+                if is_new:
+                    # Nobody is to fetch it for ever.
+                    told = f"{show_url(source)} ({manifest.commit[:SHOWN_COMMIT]}) has just come"
+                    remedy = "see whether that disk is well, and what else writes there"
+                    raise FetchFailed(f"{told}, and is damaged: {wrong}", Kind.CORRUPT, remedy=remedy)
+                continue
             use = await hands.run(hands.depot.use, manifest)
             if use is not None:
                 self._keep(by, manifest, use)
@@ -189,7 +205,10 @@ class Weights:
         """A shard was found running, by these commits of these sources."""
         if not runs_by:
             return
-        kept = {(each.source, each.commit): each for each in await self._hands.depot.list()}
+        whole = await self._hands.depot.list()
+        # (what was damaged meanwhile it runs by all the same)
+        damaged = (each.manifest for each in self._hands.depot.list_damaged())
+        kept = {(each.source, each.commit): each for each in (*whole, *damaged)}
         for source, commit in runs_by:
             manifest = kept.get((source, commit))
             use = None
@@ -204,6 +223,10 @@ class Weights:
     def find_used(self, shard: ShardId) -> tuple[tuple[str, str], ...]:
         """What a shard runs by, as pairs of source and commit."""
         return tuple((source, commit) for source, (commit, _) in self._uses.get(shard, {}).items())
+
+    def _find_users(self, source: str, commit: str) -> tuple[ShardId, ...]:
+        """The shards that run by this commit, or are about to."""
+        return tuple(shard for shard in self._uses if (source, commit) in self.find_used(shard))
 
     def give_back(self, shard: ShardId) -> None:
         """It runs by nothing any more."""
@@ -289,8 +312,7 @@ class Weights:
         self._hurry()
 
     async def _remove_one(self, source: str, commit: str) -> int:
-        users = [shard for shard in self._uses if (source, commit) in self.find_used(shard)]
-        if users:
+        if users := self._find_users(source, commit):
             raise EngineFailed(f"in use by {', '.join(users)}")
         return await self._hands.run(self._hands.depot.remove, source, commit)
 
@@ -302,6 +324,15 @@ class Weights:
             others = (each for each in self._kept if (each.source, each.commit) != (manifest.source, manifest.commit))
             self._kept = (*others, manifest)
         self._fetches.forget_failed(manifest.source)
+
+    def _note_damaged(self, manifest: Manifest, wrong: str) -> None:
+        """Nobody is to take it for a copy any more."""
+        name, kept = (manifest.source, manifest.commit), self._kept
+        if kept is not None:
+            self._kept = tuple(each for each in kept if (each.source, each.commit) != name)
+        others = (each for each in self._damaged if (each.manifest.source, each.manifest.commit) != name)
+        self._damaged = (*others, Damaged(manifest=manifest, why=wrong))
+        self._stir()
 
     async def _list(self) -> None:
         """Look at what is here, and once more where something has come meanwhile."""
@@ -316,6 +347,7 @@ class Weights:
                 if (each.source, each.commit) not in known:
                     self._fetches.forget_failed(each.source)
             self._kept = found
+            self._damaged = self._hands.depot.list_damaged()
             self._unfinished = await self._hands.run(self._hands.depot.list_unfinished)
 
     def tell(self) -> NodeWeights | None:
@@ -334,17 +366,11 @@ class Weights:
         told = {(fetch.source, fetch.pull) for fetch in ended}
         weights = NodeWeights(
             seed=self._hands.depot.seed,
-            cached=tuple(
-                Cached(
-                    source=each.source,
-                    commit=each.commit,
-                    size_bytes=each.size_bytes,
-                    fetched_at=each.fetched_at,
-                    in_use=(each.source, each.commit) in used,
-                )
-                for each in self._kept
-            )
-            + tuple(unfinished),
+            cached=(
+                *(replace(_list_manifest(each), in_use=(each.source, each.commit) in used) for each in self._kept),
+                *self._list_damaged(used - whole),
+                *unfinished,
+            ),
             fetches=(
                 *map(self._tell_fetch, self._fetches),
                 *ended,
@@ -353,8 +379,25 @@ class Weights:
             seen=self._seen,
             shared=self._shared,
             collected=self._collected,
+            set_aside=self._hands.depot.set_asides,
         )
         return bound(weights)
+
+    def _list_damaged(self, used: Collection[tuple[str, str]]) -> Iterator[Cached]:
+        """What is no copy any more, and what is not even there; these are ``used`` of it."""
+        whole = {(each.source, each.commit) for each in self._kept or ()}
+        gone = set(used)
+        for each in self._damaged:
+            name = each.manifest.source, each.manifest.commit
+            gone.discard(name)
+            if name not in whole:
+                told = _list_manifest(each.manifest)
+                yield replace(told, in_use=name in used, whole=False, wrong=each.why)
+        for source, commit in sorted(gone):
+            wrong = "its files are gone, or its manifest can't be read"
+            yield Cached(
+                source=source, commit=commit, size_bytes=0, fetched_at=0.0, in_use=True, whole=False, wrong=wrong
+            )
 
     def _tell_fetch(self, fetching: Fetching) -> Fetch:
         """With the pull that it carries out, or that waits for it."""
@@ -387,6 +430,10 @@ class Weights:
             except Exception:
                 log.exception("what a fetch has left here can't be listed; it will be with the next look")
             self._stir()
+
+
+def _list_manifest(each: Manifest) -> Cached:
+    return Cached(source=each.source, commit=each.commit, size_bytes=each.size_bytes, fetched_at=each.fetched_at)
 
 
 def _find_path(hands: Hands, manifest: Manifest, as_file: bool) -> str:

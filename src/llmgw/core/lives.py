@@ -133,7 +133,7 @@ def prove(state: State, life: Life, now: float) -> None:
     """It has served for a while: what it replaces may go, and its definition is the one to return to."""
     if life.replica.state is not ShardState.READY:
         return
-    if any(map(state.roster.is_lost, life.replica.nodes)):
+    if any(map(state.roster.is_away, life.replica.nodes)):
         # Nobody knows what it does now.
         state.prove_at[life.key] = now + PROVING_SECONDS
         return

@@ -206,6 +206,11 @@ class Roster:
     def is_lost(self, name: NodeId) -> bool:
         return name in self.lost_at or name not in self.members
 
+    def is_away(self, name: NodeId) -> bool:
+        """Lost, or its link is down: what it said last may be so no more."""
+        member = self.members.get(name)
+        return member is None or member.standing is not Standing.READY
+
     def hosts(self) -> tuple[Host, ...]:
         """The nodes as placement sees them, by id."""
         if self._order is None:

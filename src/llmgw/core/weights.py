@@ -305,7 +305,8 @@ class Fetch:
 
     ``origin_bytes`` and ``peer_bytes`` are what this fetch has taken from where, also what was thrown away.
     ``cause`` and ``remedy`` are those of a failure. While it is RESOLVING or FETCHING they say why nothing comes at
-    this moment, and what is done about it, and are None again when something does. ``pull``: the number of the
+    this moment, and what is done about it, and are None again when something does; of what lay here and was damaged
+    ``cause`` says that to the end. ``pull``: the number of the
     operator's order that it carries out.
     """
 
@@ -328,7 +329,7 @@ class Fetch:
 class Cached:
     """One verified commit of a source on a node. ``in_use``: a shard there runs by it, or is about to. ``whole`` False:
     it is what is left of a fetch that has not ended, and is resumed by the next one; ``fetched_at`` is when something
-    came last."""
+    came last. Where ``wrong`` says why, it was whole, and is no copy any more."""
 
     source: str
     commit: str
@@ -336,6 +337,18 @@ class Cached:
     fetched_at: float
     in_use: bool = False
     whole: bool = True
+    wrong: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetAside:
+    """A commit that was found damaged on its disk, and is fetched anew as far as it is; ``fetched_at``: when it had
+    been whole last."""
+
+    source: str
+    commit: str
+    fetched_at: float
+    why: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,7 +365,7 @@ class NodeWeights:
     """All that a node says of weights: what it has fetched and fetches, and (``seen``) which models lie in its
     ``model_dirs``, as sources that name them: paths, and ``org/repo`` of a hub's own cache. ``seed``: where others may
     take pieces from it, as ``host:port``. ``shared``: the folder of what is fetched is on a filesystem that other
-    machines write to as well."""
+    machines write to as well. ``set_aside``: the last that were, since its agent began."""
 
     seed: str | None = None
     cached: tuple[Cached, ...] = ()
@@ -360,6 +373,7 @@ class NodeWeights:
     seen: tuple[str, ...] = ()
     shared: bool = False
     collected: Collected | None = None
+    set_aside: tuple[SetAside, ...] = ()
 
     @property
     def whole(self) -> tuple[Cached, ...]:
@@ -416,15 +430,17 @@ class WeightsOrder:
 
 def find_wanted(catalog: Iterable[str], cached: Iterable[Cached]) -> frozenset[tuple[str, str]]:
     """What of these has to stay, by source and commit: the newest of each source that the catalog names, what of such a
-    source can be resumed, and what a shard uses."""
-    named = frozenset(catalog)
+    source can be resumed, or where no other is whole mended, and what a shard uses."""
+    named, cached = frozenset(catalog), tuple(cached)
+    has_whole = {each.source for each in cached if each.whole}
     newest: dict[str, Cached] = {}
     kept = set()
     for each in cached:
         if each.in_use:
             kept.add((each.source, each.commit))
         if each.source in named and not each.whole:
-            kept.add((each.source, each.commit))
+            if each.wrong is None or each.source not in has_whole:
+                kept.add((each.source, each.commit))
         elif each.source in named:
             known = newest.get(each.source)
             if known is None or (known.fetched_at, known.commit) < (each.fetched_at, each.commit):

@@ -241,7 +241,8 @@ RULES: tuple[Rule, ...] = (
     rule(
         CauseKind.WEIGHTS_CORRUPT,
         r"SafetensorError|incomplete metadata, file not fully covered|HeaderTooLarge|MetadataIncompleteBuffer",
-        "a file of the weights is cut off or no weights at all (a git-lfs pointer, a page of HTML): fetch it again",
+        "a file of the weights is cut off or no weights at all (a git-lfs pointer, a page of HTML): fetch it again; "
+        "`llmgw ctl weights pull SOURCE` mends what llmgw has fetched; of your own, put the whole file there",
     ),
     rule(
         CauseKind.WEIGHTS_MISSING,

@@ -12,7 +12,7 @@ from llmgw.core.effects import Announce, Happening
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
 from llmgw.core.sharing import ACTIVE
-from llmgw.core.weights import Fetch, NodeWeights, Phase
+from llmgw.core.weights import Fetch, NodeWeights, Phase, SetAside
 from llmgw.counters import Counters
 from llmgw.host.weights.errors import show_url
 from llmgw.units import format_decimal, format_duration
@@ -21,8 +21,6 @@ log = logging.getLogger(__name__)
 
 # A pause that nobody has to hear of is shorter.
 STALL_SECONDS = 60.0
-# Bytes come.
-_MOVING = frozenset({Phase.FETCHING, Phase.VERIFYING})
 # It is to come, if only by another program on its folder.
 _AWAITED = ACTIVE | {Phase.QUEUED}
 
@@ -72,7 +70,16 @@ class Fetches:
         for source, course in (before or {}).items():
             if source not in told and course.fetch.phase in ACTIVE:
                 self._end(node, course, weights)
+        said = self._said.get(node)
+        for each in weights.set_aside if said is not None else ():
+            if said is not None and each not in said.set_aside:
+                self._tell_set_aside(node, each)
         self._said[node] = weights
+
+    def _tell_set_aside(self, node: NodeId, each: SetAside) -> None:
+        shown, model = show_url(each.source), self._find_model(each.source)
+        text = f"{node}: {shown} ({each.commit[:12]}) was damaged on its disk, and is fetched anew: {each.why}"
+        self._announce(Announce(model=model, text=text, warning=True, what=Happening.FETCHING, node=node))
 
     def forget(self, node: NodeId) -> None:
         self._courses.pop(node, None)
@@ -120,7 +127,7 @@ class Fetches:
 
     def _tell(self, node: NodeId, course: _Course, *, ended: bool) -> None:
         fetch = course.fetch
-        if fetch.phase in _MOVING and not course.begun and fetch.total_bytes is not None:
+        if _is_moving(fetch) and not course.begun and fetch.total_bytes is not None:
             course.begun = True
             self._say(node, course, f"{node} fetches {show_url(fetch.source)}, {_tell_size(fetch)}")
         if fetch.phase in _AWAITED:
@@ -167,6 +174,12 @@ class Fetches:
     ) -> None:
         model = self._find_model(course.fetch.source)
         self._announce(Announce(model=model, text=text, lines=lines, warning=warning, what=what, node=node))
+
+
+def _is_moving(fetch: Fetch) -> bool:
+    """Whether bytes come. (What lies there already may be compared with its hashes for long, and that is no fetch.)"""
+    taken = fetch.origin_bytes or fetch.peer_bytes
+    return fetch.phase is Phase.FETCHING or (fetch.phase is Phase.VERIFYING and taken > 0)
 
 
 def tell_sources(fetch: Fetch) -> str:

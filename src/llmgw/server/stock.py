@@ -106,6 +106,8 @@ def _view_node(
                 fetched_at=each.fetched_at,
                 whole=each.whole,
                 models=tuple(makes.get(each.source, ())),
+                wrong=each.wrong,
+                remedy=_advise(each, node, is_free),
             )
             for each in sorted(weights.cached, key=lambda each: (each.source, -each.fetched_at))
         ),
@@ -126,6 +128,20 @@ def _judge(each: Cached, free: Collection[tuple[str, str]]) -> StoredState:
     if each.in_use:
         return StoredState.IN_USE
     return StoredState.FREE if (each.source, each.commit) in free else StoredState.WANTED
+
+
+def _advise(each: Cached, node: NodeId, free: Collection[tuple[str, str]]) -> str | None:
+    """What to do about a commit that is damaged on its disk."""
+    if each.wrong is None:
+        return None
+    pull = f"`llmgw ctl weights pull {show_url(each.source)} --node {node}`"
+    match _judge(each, free):
+        case StoredState.IN_USE:
+            return f"stop the model that runs by it there (llmgw ctl stop), then {pull}, and load it again"
+        case StoredState.WANTED:
+            return f"{pull}, or load it: what of it is right is kept, and the rest is fetched anew"
+        case StoredState.FREE:
+            return None
 
 
 def sum_holdings(fleet: FleetStatistics) -> Mapping[str, HoldingView]:

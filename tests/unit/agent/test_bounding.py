@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmgw.agent.bounding import MOST_CACHED, bound, bound_fetch
-from llmgw.core.weights import Cached, Collected, Fetch, NodeWeights, Phase
+from llmgw.core.weights import Cached, Collected, Fetch, NodeWeights, Phase, SetAside
 from llmgw.wire import PROTOCOL, WeightsWord, decode_from_agent, encode
 
 LONG = "x" * 10_000
@@ -15,13 +15,14 @@ def a_cached(number, **facts):
 
 def test_the_oddest_report_arrives():
     weights = NodeWeights(
-        cached=tuple(a_cached(number - 5) for number in range(3000)),
+        cached=tuple(a_cached(number - 5, wrong=LONG) for number in range(3000)),
         fetches=tuple(
             Fetch(source=f"hf:org/repo/{number}.gguf", phase=Phase.FAILED, cause=LONG, remedy=LONG)
             for number in range(600)
         ),
         seen=tuple(f"/models/{number}/{LONG}" for number in range(1000)),
         collected=Collected(number=1, kept=(LONG,) * 2000),
+        set_aside=(SetAside(source="hf:org/repo/a.gguf", commit="c", fetched_at=-5.0, why=LONG),),
     )
     word = WeightsWord(weights=bound(weights))
     assert decode_from_agent(encode(word), PROTOCOL) == word
@@ -39,7 +40,10 @@ def test_of_very_much_what_runs_and_what_is_newest_is_told():
 def test_what_is_ordinary_is_left_as_it_is():
     fetch = Fetch(source="s", phase=Phase.FETCHING)
     weights = NodeWeights(
-        cached=(a_cached(1),), fetches=(fetch,), seen=("/m.gguf",), collected=Collected(number=1, kept=("a",))
+        cached=(a_cached(1), a_cached(2, wrong="a.gguf is missing")),
+        fetches=(fetch,),
+        seen=("/m.gguf",),
+        collected=Collected(number=1, kept=("a",)),
     )
     assert bound(weights) == weights
     assert bound_fetch(fetch) is fetch

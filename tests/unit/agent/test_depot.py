@@ -62,7 +62,9 @@ async def serving(*depots, allowed=lambda node, key: True):
 async def fetch(depot, source=SOURCE, *, swarm=None, newest=False):
     told = []
     with trio.fail_after(60):
-        manifest = await depot.fetch(parse_source(source), swarm=lambda: swarm, tell=told.append, newest=newest)
+        manifest = await depot.fetch(
+            parse_source(source), swarm=lambda: swarm, tell=told.append, newest=newest, users=lambda commit: ()
+        )
     return manifest, told
 
 
@@ -98,6 +100,7 @@ async def test_what_is_left_of_a_fetch_is_listed_and_removed(make, origin):
                 swarm=lambda: None,
                 tell=lambda fetch: scope.cancel() if fetch.origin_bytes else None,
                 newest=False,
+                users=lambda commit: (),
             )
         (left,) = depot.list_unfinished()
         assert (left.source, left.whole) == (SOURCE, False)

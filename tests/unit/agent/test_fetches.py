@@ -25,8 +25,9 @@ class Depot:
         self.begun, self.ended, self.tells = [], [], []
         self.go, self.stays = trio.Event(), 0.0
 
-    async def fetch(self, source, *, swarm, tell, newest):
+    async def fetch(self, source, *, swarm, tell, newest, users):
         self.begun.append((source.text, newest, swarm()))
+        assert users("c1") == (f"shd of {source.text} c1",)
         self.tells.append(tell)
         try:
             await self.go.wait()
@@ -63,6 +64,7 @@ def fetches(depot, kept, turns, overs, nursery):
         depot,
         begin=nursery.start_soon,
         find_swarm=lambda source: f"swarm of {source}",
+        find_users=lambda source, commit: (f"shd of {source} {commit}",),
         changed=lambda: None,
         turned=lambda: turns.append(trio.current_time()),
         kept=kept.append,

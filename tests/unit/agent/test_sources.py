@@ -9,11 +9,12 @@ from dataclasses import replace
 import pytest
 from weight_files import LLAMA, write_gguf, write_safetensors
 
-from llmgw.agent.sources import FIRST_BYTES, SourceMissing, SourceSpoiled, check_source, check_sources, is_file_wanted
+from llmgw.agent.sources import SourceMissing, SourceSpoiled, check_source, check_sources, is_file_wanted
 from llmgw.core.model import Lora, Model, ModelName
 from llmgw.core.weights import parse_source
 from llmgw.engines.types import SourceKind
 from llmgw.errors import EngineFailed
+from llmgw.host.weights.disk.heads import FIRST_BYTES
 
 
 class Takes:

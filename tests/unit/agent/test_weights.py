@@ -13,7 +13,7 @@ import trio.testing
 
 from llmgw.agent.weights import Weights
 from llmgw.core.node import NodeId
-from llmgw.core.weights import Collect, Fetch, Member, Phase, Pull, Swarm, WeightsOrder, key_of
+from llmgw.core.weights import Collect, Fetch, Member, Phase, Pull, Swarm, WeightsOrder, key_of, parse_source
 from llmgw.errors import EngineFailed, LlmgwError
 from llmgw.host.weights.errors import FetchFailed, Kind
 
@@ -195,6 +195,95 @@ async def test_what_was_removed_in_the_last_moment_is_fetched_anew(begin, autoju
     assert removed == [SIZE]
     assert again.got is not None
     assert depot.origin.begun == [("n1", SOURCE)] * 2
+
+
+async def test_what_a_look_finds_damaged_is_fetched_anew_before_a_launch(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    want(weights)
+    await trio.sleep(60)
+    weights.give_back("shd-1")
+    commit = depot.origin.commit_of(SOURCE)
+    depot.spoilt[SOURCE, commit] = "m.fake is an HTML page"
+    again = [want(weights, f"shd-{number}") for number in (2, 3)]
+    await trio.sleep(60)
+    assert [each.got is not None for each in again] == [True, True]
+    assert depot.origin.begun == [("n1", SOURCE)] * 2
+    assert [(each.commit, each.why) for each in told[-1].set_aside] == [(commit, "m.fake is an HTML page")]
+    (cached,) = told[-1].cached
+    assert (cached.whole, cached.wrong) == (True, None)
+
+
+async def test_what_is_damaged_while_a_shard_runs_by_it_stays_and_is_told(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    want(weights)
+    await trio.sleep(60)
+    commit = depot.origin.commit_of(SOURCE)
+    depot.spoilt[SOURCE, commit] = "m.fake is an HTML page"
+    second = want(weights, "shd-2")
+    await trio.sleep(60)
+    assert "('shd-1',) run by it" in second.failed.message
+    (cached,) = told[-1].cached
+    assert (cached.in_use, cached.whole, cached.wrong) == (True, False, "m.fake is an HTML page")
+    assert (SOURCE, commit) in depot.kept
+    weights.give_back("shd-1")
+    third = want(weights, "shd-3")
+    await trio.sleep(60)
+    assert third.got is not None
+
+
+async def test_an_older_commit_that_is_whole_is_taken_rather_than_a_damaged_one(begin, autojump_clock, want, depot):
+    weights = await begin()
+    want(weights)
+    await trio.sleep(60)
+    older = depot.origin.commit_of(SOURCE)
+    depot.origin.publish(SOURCE)
+    weights.order(order(Pull(number=1, source=SOURCE)))
+    await trio.sleep(60)
+    depot.spoilt[SOURCE, depot.origin.commit_of(SOURCE)] = "m.fake is an HTML page"
+    again = want(weights, "shd-2")
+    await trio.sleep(1)
+    assert f"/{older}/" in again.got
+
+
+async def test_what_has_just_come_and_is_damaged_is_not_fetched_for_ever(begin, autojump_clock, want, depot):
+    weights = await begin()
+    depot.look = lambda manifest: "m.fake is an HTML page"
+    waiting = want(weights)
+    await trio.sleep(100)
+    assert waiting.failed.kind is Kind.CORRUPT
+    assert "has just come, and is damaged: m.fake is an HTML page" in waiting.failed.message
+    assert depot.origin.begun == [("n1", SOURCE)]
+
+
+async def test_what_is_gone_under_a_shard_that_runs_by_it_is_told(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    want(weights)
+    await trio.sleep(60)
+    depot.kept.clear()
+    await trio.sleep(70)
+    (cached,) = told[-1].cached
+    assert (cached.source, cached.in_use, cached.whole, cached.size_bytes) == (SOURCE, True, False, 0)
+    assert cached.wrong == "its files are gone, or its manifest can't be read"
+    weights.give_back("shd-1")
+    await trio.sleep(2)
+    assert told[-1].cached == ()
+
+
+async def test_what_a_shard_that_was_found_running_runs_by_is_held_though_it_is_damaged(
+    begin, autojump_clock, want, depot, told
+):
+    weights = await begin()
+    manifest = await depot.fetch(
+        parse_source(SOURCE), swarm=lambda: None, tell=lambda fetch: None, newest=False, users=lambda commit: ()
+    )
+    depot.spoilt[SOURCE, manifest.commit] = "m.fake is an HTML page"
+    depot.look(manifest)
+    await weights.resume("shd-1", [(SOURCE, manifest.commit)])
+    await trio.sleep(70)
+    (cached,) = told[-1].cached
+    assert (cached.in_use, cached.wrong) == (True, "m.fake is an HTML page")
+    with pytest.raises(LlmgwError, match="in use"):
+        depot.remove(SOURCE, manifest.commit)
 
 
 async def test_what_a_shard_runs_by_stays_until_it_is_given_back(begin, autojump_clock, want, depot, told):
@@ -479,7 +568,7 @@ async def test_a_fetch_sees_its_swarm_and_the_same_one_while_it_is_the_same(begi
     weights = await begin()
     seen = []
 
-    async def fetch(source, *, swarm, tell, newest):
+    async def fetch(source, *, swarm, tell, newest, users):
         while True:
             seen.append(swarm())
             await trio.sleep(1)
@@ -530,7 +619,7 @@ async def test_what_others_wait_for_is_told_at_once_and_all_else_once_a_second(
     await trio.sleep(10)
     depot_tell = []
 
-    async def fetch(source, *, swarm, tell, newest):
+    async def fetch(source, *, swarm, tell, newest, users):
         depot_tell.append(tell)
         await trio.sleep_forever()
 
@@ -569,7 +658,7 @@ async def test_what_has_come_while_somebody_looked_is_not_forgotten(begin, autoj
 async def test_a_fetch_that_seems_to_stand_is_told_all_the_same(begin, autojump_clock, want, depot, told):
     weights = await begin()
 
-    async def fetch(source, *, swarm, tell, newest):
+    async def fetch(source, *, swarm, tell, newest, users):
         tell(Fetch(source=source.text, phase=Phase.QUEUED))
         await trio.sleep_forever()
 

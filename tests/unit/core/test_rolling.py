@@ -32,6 +32,7 @@ from llmgw.core.effects import Effect, Happening, Proven, Reverted
 from llmgw.core.events import (
     CatalogChanged,
     Demand,
+    Event,
     ModelCalled,
     ModelsHeld,
     NodeLost,
@@ -1002,9 +1003,10 @@ def test_what_loads_when_it_is_changed_is_nothing_to_return_to() -> None:
     assert fleet._state.rolls.proven(M) is None
 
 
-def test_one_that_can_not_be_reached_is_proven_when_it_is_back() -> None:
+@pytest.mark.parametrize("away", [NodeSilent(node=N1), NodeLost(node=N1)])
+def test_one_that_can_not_be_reached_is_proven_when_it_is_back(away: Event) -> None:
     fleet, shard = a_ready(OLD)
-    fleet.handle(NodeLost(node=N1), 3.0)
+    fleet.handle(away, 3.0)
     assert proven(wake(fleet, until=50.0)) == []
     effects = fleet.handle(NodeRegistered(node=a_node(), running=(found(shard),)), 50.5)
     assert proven([*effects, *wake(fleet, until=61.0)]) == [OLD]

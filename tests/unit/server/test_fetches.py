@@ -10,7 +10,7 @@ import pytest
 from llmgw.core.effects import Announce
 from llmgw.core.model import ModelName
 from llmgw.core.node import NodeId
-from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase
+from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase, SetAside
 from llmgw.counters import Counters
 from llmgw.server.fetches import Fetches
 
@@ -77,6 +77,34 @@ def test_a_fetch_is_told_when_it_begins_and_when_it_ends(bench: Bench) -> None:
 def test_what_was_there_before_is_told_as_such(bench: Bench) -> None:
     assert bench.tell(moved(done_bytes=1_500_000_000)) == [
         "n1 fetches hf:org/repo/a.gguf, 2GB, of which 1.5GB are there already"
+    ]
+
+
+def test_what_is_only_proven_is_no_news(bench: Bench) -> None:
+    proven = moved(phase=Phase.VERIFYING, done_bytes=1_000_000_000)
+    assert bench.tell(proven) == []
+    assert bench.tell(replace(proven, phase=Phase.READY, done_bytes=2_000_000_000)) == []
+    assert bench.counted("llmgw_weights_fetches_total") == {("unchanged",): 1}
+    assert bench.tell(proven) == []
+    assert bench.tell(moved(done_bytes=1_000_000_000)) == [
+        "n1 fetches hf:org/repo/a.gguf, 2GB, of which 1GB are there already"
+    ]
+    assert bench.tell(moved(phase=Phase.VERIFYING, origin_bytes=1_000_000_000)) == []
+
+
+def test_what_was_damaged_is_told_once_and_not_when_it_was_before_the_server_began(bench: Bench) -> None:
+    first = SetAside(source=SOURCE, commit="c" * 40, fetched_at=1.0, why="a.gguf is missing")
+    again = replace(first, fetched_at=2.0)
+    told = []
+    for node in (N1, NodeId("n2")):
+        for found in ((first,), (first,), (first, again)):
+            bench.said.clear()
+            bench.fetches.take(node, NodeWeights(set_aside=found))
+            told.append([(each.text, each.warning, each.model) for each in bench.said])
+    text = "hf:org/repo/a.gguf (cccccccccccc) was damaged on its disk, and is fetched anew: a.gguf is missing"
+    assert told == [
+        *([(f"n1: {text}", True, "m")], [], [(f"n1: {text}", True, "m")]),
+        *([], [], [(f"n2: {text}", True, "m")]),
     ]
 
 

@@ -74,6 +74,25 @@ def test_weights_are_in_use_wanted_or_can_be_freed(a_model: Callable[..., Model]
     assert (third.node, third.state, third.stored) == (N3, NodeState.LOST, ())
 
 
+def test_what_is_damaged_is_told_with_what_to_do(a_model: Callable[..., Model]) -> None:
+    damaged = replace(kept("bad", 2.0), whole=False, wrong="a.gguf is missing")
+    for in_use, source, remedy in (
+        (True, SOURCE, "stop the model that runs by it there (llmgw ctl stop), then `llmgw ctl weights pull "),
+        (
+            False,
+            SOURCE,
+            "`llmgw ctl weights pull hf:org/repo/a.gguf --node n1`, or load it: what of it is right is kept",
+        ),
+        (False, SECRET, None),
+    ):
+        weights = NodeWeights(cached=(replace(damaged, in_use=in_use, source=source),))
+        stock = Stock(known={N1: weights}, wanted=frozenset({SOURCE}))
+        ((stored,),) = (node.stored for node in view_weights(stock, [], {N1: NodeState.READY}).nodes)
+        assert (stored.wrong, stored.whole) == ("a.gguf is missing", False)
+        assert (stored.remedy or "").startswith(remedy or "")
+        assert (stored.remedy is None) == (remedy is None)
+
+
 def test_who_else_has_the_same_folder_is_told_and_one_of_them_frees_it() -> None:
     for is_shared in (True, False):
         one = NodeWeights(cached=(kept("gone", 3.0, source=SECRET),), shared=is_shared)

@@ -39,8 +39,9 @@ def command(*, collect: bool, as_json: bool, watch: bool, server: str | None, co
     """Show the weights that each node has fetched, and what could be freed.
 
     STATE is in use (by what runs there), wanted (a model of the catalog is made of it), can be freed, or how far a
-    fetch is; unfinished is what is left of one that has not ended. Below the table stands what went wrong, or holds a
-    fetch up. Only what llmgw itself has fetched is here: whatever somebody put on a node is left alone.
+    fetch is; unfinished is what is left of one that has not ended, damaged what is no longer as it was fetched. Below
+    the table stands what went wrong, or holds a fetch up. Only what llmgw itself has fetched is here: whatever somebody
+    put on a node is left alone.
 
     --collect has the nodes delete what can be freed. Each looks once more whether that is so; what it keeps is told
     with the reason. Exit status 1: a node did not do it.
@@ -75,7 +76,9 @@ def draw(answer: Any) -> list[Block]:
 def _rows(node: Mapping[str, Any]) -> Iterator[tuple[str, ...]]:
     name = shown(node["node"])
     for each in node.get("stored") or ():
-        state = shown(each["state"]) if each.get("whole", True) else f"unfinished, {shown(each['state'])}"
+        state = shown(each["state"])
+        if not each.get("whole", True):
+            state = f"{'unfinished' if each.get('wrong') is None else 'damaged'}, {state}"
         yield name, shown(each["source"]), _commit(each), format_decimal(each["size_bytes"]), state
     for fetch in node["fetches"]:
         total = fetch.get("total_bytes")
@@ -93,6 +96,11 @@ def _lines(node: Mapping[str, Any]) -> Iterator[str]:
         yield "it has not said what it has: its agent has just begun, or is of an earlier version"
     if node["state"] != "ready" and (node.get("stored") or node["fetches"]):
         yield f"it is {shown(node['state'])}: this is what it said last"
+    for each in node.get("stored") or ():
+        if (wrong := each.get("wrong")) is not None:
+            yield f"{shown(each['source'])} ({_commit(each)}) is damaged: {shown(wrong)}"
+            if (remedy := each.get("remedy")) is not None:
+                yield f"what to do: {shown(remedy)}"
     for fetch in node["fetches"]:
         # (what goes on has one where it gets no further)
         if fetch["phase"] == "failed" or fetch.get("cause") is not None:

@@ -30,8 +30,9 @@ POLL_SECONDS = 1.0
 def command(*, source: str, nodes: tuple[str, ...], as_json: bool, server: str | None, config: Path | None) -> int:
     """Have nodes fetch the newest commit of SOURCE now: hf:org/repo/FILE, hf:org/repo/GLOB or https://….
 
-    Without --node it is fetched on the nodes that could run a model of it by what they have; on all that are ready
-    where no model is made of it. Ctrl-C ends only the showing: the fetches go on. Exit status 1: not all have it.
+    What a node has of it already is compared with its hashes, and what is damaged there is fetched anew, where nothing
+    runs by it. Without --node that is done on the nodes that could run a model of it by what they have; on all that are
+    ready where no model is made of it. Ctrl-C ends only the showing: the fetches go on. Exit status 1: not all have it.
 
     \b
     llmgw ctl weights pull hf:Qwen/Qwen2.5-Coder-3B-Instruct-GGUF/qwen2.5-coder-3b-instruct-q4_k_m.gguf --node gpu01
@@ -120,6 +121,13 @@ def _lines(node: Mapping[str, Any]) -> Iterator[str]:
         yield f"{name}: ready, 0B: it is empty"
     elif fetch["origin_bytes"] or fetch["peer_bytes"]:
         size = format_decimal(fetch.get("total_bytes") or fetch["done_bytes"])
-        yield f"{name}: ready, {size}: {tell_sources(fetch)}"
+        yield f"{name}: ready, {size}: {tell_sources(fetch)}{_tell_mended(fetch)}"
+    elif fetch.get("cause") is not None:
+        yield f"{name}: ready, nothing had to come{_tell_mended(fetch)}"
     else:
-        yield f"{name}: ready, it had the newest already"
+        yield f"{name}: ready, it had the newest already, and all of it is right"
+
+
+def _tell_mended(fetch: Mapping[str, Any]) -> str:
+    cause = fetch.get("cause")
+    return "" if cause is None else f"; {shown(cause)}"

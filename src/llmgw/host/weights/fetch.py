@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import trio
 
-from llmgw.core.weights import Fetch, Listing, Manifest, Phase, Source, Swarm, key_of
+from llmgw.core.weights import Fetch, FileListed, Listing, Manifest, Phase, Source, Swarm, key_of
 from llmgw.errors import only_ours
-from llmgw.host.weights.disk.cache import Cache
+from llmgw.host.weights.disk.cache import GONE, Cache
+from llmgw.host.weights.disk.damage import refuse_used
 from llmgw.host.weights.disk.partial import CorruptFile, Partial
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind
 from llmgw.host.weights.peers import NotNow, PeerGone, Peers
@@ -34,6 +35,11 @@ CLOSE_SECONDS = 5.0
 TOLD_EVERY_SECONDS = 0.25
 
 
+def nobody(commit: str) -> Sequence[str]:
+    """No shard runs by it."""
+    return ()
+
+
 async def fetch(
     source: Source,
     *,
@@ -45,16 +51,18 @@ async def fetch(
     newest: bool,
     limits: Rate,
     share: Share = lambda partial: None,
+    users: Callable[[str], Sequence[str]] = nobody,
 ) -> Manifest:
     """A whole, verified commit of the source: one that is here, unless ``newest``; else the cluster's, or the newest.
 
-    ``tell`` hears how it goes, READY or FAILED at last. ``share`` is given what others may take pieces from while it
-    comes, and None before that is closed. Cancelled, it ends within a second, and the next one goes on
-    where it was. Raises FetchFailed.
+    With ``newest`` what is here of that is proven, piece by piece. What is damaged of a commit is fetched anew, where
+    nobody runs by it: ``users`` names the shards that do. ``tell`` hears how it goes, READY or FAILED at last.
+    ``share`` is given what others may take pieces from while it comes, and None before that is closed. Cancelled, it
+    ends within a second, and the next one goes on where it was. Raises FetchFailed.
     """
     meter = ProgressMeter(source.text, tell, trio.current_time, paced=limits.bytes_per_second)
     work = _Fetching(
-        source, cache=cache, origin=origin, peers=peers, swarm=swarm, meter=meter, rate=limits, share=share
+        source, cache=cache, origin=origin, peers=peers, swarm=swarm, meter=meter, rate=limits, share=share, users=users
     )
     try:
         async with trio.open_nursery() as nursery:
@@ -99,6 +107,7 @@ class _Fetching:
         meter: ProgressMeter,
         rate: Rate,
         share: Share,
+        users: Callable[[str], Sequence[str]],
     ) -> None:
         self._source = source
         self._cache = cache
@@ -108,7 +117,10 @@ class _Fetching:
         self._meter = meter
         self._rate = rate
         self._share = share
+        self._users = users
         self._holds = False
+        # What was found of each commit that was compared with its hashes.
+        self._proven: dict[str, str | None] = {}
 
     async def show_life(self) -> None:
         """Have others that wait for our lock see each step that is made; of one who stands still they see nothing."""
@@ -121,32 +133,44 @@ class _Fetching:
 
     async def obtain(self, *, newest: bool) -> Manifest:
         find, text = self._cache.find, self._source.text
+        proves = newest
         # What can never be another is the newest.
         newest = newest and not self._source.is_pinned
-        if not newest and (manifest := await trio.to_thread.run_sync(find, text)) is not None:
+        if not proves and (manifest := await trio.to_thread.run_sync(find, text)) is not None:
             return manifest
         async with self._cache.hold(text, self._meter.queue):
             self._holds = True
             self._meter.enter(Phase.RESOLVING)
-            if not newest and (manifest := await trio.to_thread.run_sync(find, text)) is not None:
+            manifest = None if newest else await trio.to_thread.run_sync(find, text)
+            if manifest is not None and (not proves or await self._prove(manifest) is None):
                 return manifest
             swarm = self._swarm()
             wanted = swarm.commit if swarm is not None and not newest else None
             try:
-                return await self._fetch(wanted)
+                return await self._fetch(wanted, proves=proves)
             except FetchFailed as failure:
                 if failure.kind is not Kind.CHANGED:
                     raise
             # It was replaced while it was read: what is there now is another thing, from its first byte on.
             self._meter.enter(Phase.RESOLVING)
-            return await self._fetch(None)
+            return await self._fetch(None, proves=proves)
 
-    async def _fetch(self, commit: str | None) -> Manifest:
+    async def _fetch(self, commit: str | None, *, proves: bool) -> Manifest:
+        self._meter.enter(Phase.RESOLVING)
         listing, by_member = await self._resolve(commit)
-        # (what its origin went back to is the newest again)
         renew, text = self._cache.renew, self._source.text
-        if (manifest := await trio.to_thread.run_sync(renew, text, listing.commit, time.time())) is not None:
-            return manifest
+        here = await trio.to_thread.run_sync(self._cache.read, text, listing.commit)
+        if here is not None:
+            wrong = await (self._prove(here) if proves else trio.to_thread.run_sync(self._cache.judge, here))
+            # (what its origin went back to is the newest again)
+            if wrong is None and (found := await trio.to_thread.run_sync(renew, text, here.commit, time.time())):
+                return found
+            await self._set_aside(here, wrong or GONE)
+        elif users := self._users(listing.commit):
+            lies: bool = await trio.to_thread.run_sync(self._cache.lies, text, listing.commit)
+            if lies:
+                folder = self._cache.folder / key_of(text) / listing.commit
+                raise refuse_used(text, listing.commit, folder, "its manifest can't be read", users)
         self._meter.know(listing, 0)
         partial = await self._open(listing)
         try:
@@ -158,6 +182,31 @@ class _Fetching:
             # Before the lock is let go. It may wait for a file server.
             with trio.move_on_after(CLOSE_SECONDS, shield=True):
                 await trio.to_thread.run_sync(partial.close)
+
+    async def _prove(self, manifest: Manifest) -> str | None:
+        """What of a commit is not what was fetched; None where all of it is. Takes as long as the disk needs to read
+        it, once."""
+        if manifest.commit in self._proven:
+            return self._proven[manifest.commit]
+        listing = _list_again(manifest)
+        hear = self._follow_both(lambda read, right: self._meter.prove(listing, read, right))
+        self._meter.enter(Phase.VERIFYING)
+        self._meter.prove(listing, 0, 0)
+        self._meter.wait_for(lambda: "the disk is slow: what lies here is not read yet")
+        try:
+            wrong = await trio.to_thread.run_sync(self._cache.prove, manifest, _stop_when_cancelled, hear)
+        finally:
+            self._meter.wait_for(None)
+        self._proven[manifest.commit] = wrong
+        return wrong
+
+    async def _set_aside(self, manifest: Manifest, wrong: str) -> None:
+        """What is right of it is what the fetch goes on from. Raises FetchFailed while anybody runs by it."""
+        if users := self._users(manifest.commit):
+            folder = self._cache.folder / key_of(manifest.source) / manifest.commit
+            raise refuse_used(manifest.source, manifest.commit, folder, wrong, users)
+        await trio.to_thread.run_sync(self._cache.set_aside, manifest, wrong)
+        self._meter.mend(wrong)
 
     async def _open(self, listing: Listing) -> Partial:
         """What is here already, looked through: that takes as long as the disk needs for it."""
@@ -218,6 +267,22 @@ class _Fetching:
 
         return follow
 
+    def _follow_both(self, hear: Callable[[int, int], None]) -> Callable[[int, int], None]:
+        """The same of two figures."""
+        right_bytes = 0
+
+        def hear_one(read_bytes: int) -> None:
+            hear(read_bytes, right_bytes)
+
+        follow = self._follow(hear_one)
+
+        def follow_both(read: int, right: int) -> None:
+            nonlocal right_bytes
+            right_bytes = right
+            follow(read)
+
+        return follow_both
+
     async def _resolve(self, commit: str | None) -> tuple[Listing, bool]:
         """What the source is: by its origin, or (True) by a member of the swarm, where that can't be reached."""
         self._meter.wait_for(lambda: "its origin has not answered yet")
@@ -265,6 +330,12 @@ class _Fetching:
                 continue
             return make_listing(self._source, swarm.commit, told)
         return None
+
+
+def _list_again(manifest: Manifest) -> Listing:
+    """What a commit was when it was fetched."""
+    files = tuple(FileListed(name=each.name, size_bytes=each.size_bytes, sha256=each.sha256) for each in manifest.files)
+    return Listing(source=manifest.source, commit=manifest.commit, files=files)
 
 
 def _stop_when_cancelled() -> bool:

@@ -41,6 +41,9 @@ class ProgressMeter:
         self._origin = 0
         self._peers = 0
         self._verified = 0
+        # Whether what is read lay here whole before, and what of that was damaged.
+        self._proves = False
+        self._mends: str | None = None
         # When how much had come in all, in this phase, over the window.
         self._marks: deque[tuple[float, int]] = deque()
         self._came_at = now()
@@ -122,6 +125,18 @@ class ProgressMeter:
         self._verified = max(self._verified, count)
         self._go_on()
 
+    def prove(self, listing: Listing, read_bytes: int, right_bytes: int) -> None:
+        """So many bytes of what lies here whole were read, and so many of them are what was fetched."""
+        self._commit, self._total = listing.commit, listing.size_bytes
+        self._proves = True
+        self._done = max(self._done, right_bytes)
+        self.verify(read_bytes)
+
+    def mend(self, why: str) -> None:
+        """What lay here of it was damaged: from now on it is told so, where there is nothing worse to tell."""
+        self._proves = False
+        self._mends = f"fetched anew, for what lay here of it was damaged: {why}"
+
     def end(self, commit: str, size_bytes: int) -> None:
         """All of it is there and was verified."""
         self._commit, self._total = commit, size_bytes
@@ -158,12 +173,14 @@ class ProgressMeter:
         rate = None if ready or failed else self._measure(now)
         left = None
         verifies = self._phase is Phase.VERIFYING
-        # (of what is looked through before the rest comes nobody knows how long that will take)
-        if rate and self._total is not None and (not verifies or self._done >= self._total):
+        # (of what is looked through before the rest comes nobody knows how long that will take in all)
+        if rate and self._total is not None and (not verifies or self._proves or self._done >= self._total):
             left = max(self._total - (self._verified if verifies else self._done), 0) / rate
         silent = now - self._came_at
         stalls = not (ready or failed) and silent >= WINDOW_SECONDS
         cause, remedy = self._find_cause(silent)
+        if cause is None:
+            cause = self._mends
         return Fetch(
             source=self._source,
             phase=self._phase,

@@ -93,8 +93,8 @@ class KeptShelf:
         source, commit = show_url(self._manifest.source), self._manifest.commit[:12]
         return Spoiled(
             f"{kept.name} of {source} ({commit}) in {self._folder} {wrong}: it is not given to other nodes, and "
-            "engines here may read it. See whether this disk is well, and remove that folder: what needs it fetches it "
-            "again",
+            f"engines here may read it. See whether this disk is well; `llmgw ctl weights pull {source}` fetches what "
+            "is wrong anew, where nothing runs by it",
             self._folder,
         )
 

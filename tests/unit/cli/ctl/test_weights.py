@@ -16,6 +16,7 @@ STORED: dict[str, Any] = {
     "fetched_at": 1.0,
     "models": ["m"],
 }
+DAMAGED = {**STORED, "whole": False, "wrong": "a.gguf is missing", "remedy": "stop it, and pull"}
 N1: dict[str, Any] = {
     "node": "n1",
     "state": "ready",
@@ -54,6 +55,7 @@ def test_what_is_the_matter_stands_below() -> None:
         {**N1, "node": "twin", "shared_with": ["n6"]},
         {**NOTHING, "node": "gone", "state": "lost"},
         {**NOTHING, "node": "bad", "stored": [], "fetches": [failed]},
+        {**NOTHING, "node": "torn", "stored": [DAMAGED, {**DAMAGED, "remedy": None}]},
         {**NOTHING, "node": "slow", "stored": [], "fetches": [{**FETCH, "cause": "h answers 503"}]},
     ]
     assert plain(draw({"nodes": nodes})).split("\n\n")[1].splitlines() == [
@@ -64,8 +66,12 @@ def test_what_is_the_matter_stands_below() -> None:
         "twin: 1GB can be freed, in a folder shared with n6",
         "bad: hf:org/repo/a.gguf: the disk is full",
         "bad: what to do: free 3GB",
+        "torn: hf:org/repo/a.gguf (3f2a9c1b04d2) is damaged: a.gguf is missing",
+        "torn: what to do: stop it, and pull",
+        "torn: hf:org/repo/a.gguf (3f2a9c1b04d2) is damaged: a.gguf is missing",
         "slow: hf:org/repo/a.gguf: h answers 503",
     ]
+    assert "torn  hf:org/repo/a.gguf  3f2a9c1b04d2  2.1GB  damaged, in use\n" in plain(draw({"nodes": nodes}))
 
 
 def test_what_stands_still_says_for_how_long_in_any_phase() -> None:

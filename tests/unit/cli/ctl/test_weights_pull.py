@@ -42,9 +42,22 @@ def test_all_have_it(port: Any, ctl: Any) -> None:
     ended = ctl("weights", "pull", SOURCE, "--node", "n1", "--node", "n2")
     assert (ended.status, ended.out) == (
         0,
-        "n1: ready, 1GB: 300MB from its origin and 700MB from other nodes\nn2: ready, it had the newest already\n",
+        "n1: ready, 1GB: 300MB from its origin and 700MB from other nodes\n"
+        "n2: ready, it had the newest already, and all of it is right\n",
     )
     assert port.heard[0].body == {"source": SOURCE, "nodes": ["n1", "n2"]}
+
+
+def test_what_was_damaged_is_told_with_how_much_of_it_came_anew(port: Any, ctl: Any) -> None:
+    mended = {"ended": True, "fetch": {**READY["fetch"], "cause": "what lay here was damaged"}}
+    here = {"ended": True, "fetch": {**HAD["fetch"], "cause": "what lay here was damaged"}}
+    port.will_answer("POST", "/weights/pull", pull(mended, here))
+    ended = ctl("weights", "pull", SOURCE)
+    assert (ended.status, ended.out) == (
+        0,
+        "n1: ready, 1GB: 300MB from its origin and 700MB from other nodes; what lay here was damaged\n"
+        "n2: ready, nothing had to come; what lay here was damaged\n",
+    )
 
 
 def test_a_failure_is_told_with_its_remedy_and_ends_with_1(port: Any, ctl: Any) -> None:

@@ -66,6 +66,7 @@ class Node:
     shelf: tuple[str, Shelf] | None = None
     kept: dict[tuple[str, str], KeptShelf] = field(default_factory=dict)
     seeding: trio.CancelScope = field(default_factory=trio.CancelScope)
+    users: Callable[[str], list[str]] = lambda commit: []
 
     @property
     def last(self) -> Fetch:
@@ -157,6 +158,7 @@ class Cluster:
             newest=newest,
             limits=Rate(rate),
             share=node.share,
+            users=node.users,
         )
         folder = node.cache.path_of(manifest, as_file=False)
         node.kept[key_of(text), manifest.commit] = KeptShelf(manifest, folder)

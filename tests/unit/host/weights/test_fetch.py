@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -10,6 +11,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, asynccontextmanager, closing
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -117,6 +119,133 @@ async def test_a_pull_of_what_is_here_already_makes_it_what_a_launch_takes(
         assert (await cluster.fetch(node, text, newest=True)).commit == first.commit
         assert (node.last.phase, node.last.origin_bytes) == (Phase.READY, 0)
         assert (await cluster.fetch(node, text)).commit == first.commit
+
+
+def spoil(path: Path, at: int = 77) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        old = file.read(1)
+        file.seek(at)
+        file.write(bytes([old[0] ^ 1]))
+
+
+def place(node: Node, manifest: Manifest, name: str = "x.bin") -> Path:
+    return node.cache.folder / key_of(manifest.source) / manifest.commit / name
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+async def test_a_pull_proves_what_is_here_and_fetches_the_wrong_pieces_and_no_other(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, pinned: bool
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        text = f"{TEXT}@{manifest.commit}" if pinned else TEXT
+        manifest = await cluster.fetch(node, text)
+        node.told.clear()
+        assert await cluster.fetch(node, text, newest=True) == manifest
+        assert Phase.VERIFYING in {each.phase for each in node.told}
+        assert (node.last.phase, node.last.origin_bytes, node.last.cause) == (Phase.READY, 0, None)
+        check_told(node.told)
+        for at in (MIB + 5, 3 * MIB):
+            spoil(place(node, manifest), at)
+        # (a launch takes it, for its sizes are right)
+        assert await cluster.fetch(node, text) == manifest
+        node.told.clear()
+        origin.forget()
+        mended = await cluster.fetch(node, text, newest=True)
+        assert mended.commit == manifest.commit
+        assert read_kept(node, mended, "x.bin") == content
+        assert origin.sent[FILE] == node.last.origin_bytes == 2 * MIB
+        assert node.last.cause is not None
+        assert "x.bin is not what was fetched in 2 of its 7 pieces" in node.last.cause
+        check_told(node.told)
+        assert not list(node.cache.folder.glob("*/*.part"))
+        assert [each.commit for each in node.cache.set_asides] == [manifest.commit]
+
+
+async def test_what_is_cut_off_costs_what_is_missing_of_it(tmp_path: Path, origin: FakeOrigin, content: bytes) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        os.truncate(place(node, manifest), 5 * MIB + 3)
+        again = await cluster.fetch(node, TEXT)
+        assert read_kept(node, again, "x.bin") == content
+        assert node.last.origin_bytes == SIZE - 5 * MIB
+        assert (node.last.cause or "").startswith("fetched anew, for what lay here of it was damaged: x.bin ")
+
+
+@pytest.mark.parametrize("newest", [False, True])
+async def test_what_somebody_runs_by_is_not_mended_and_who_that_is_is_told(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, newest: bool
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        os.truncate(place(node, manifest), 3)
+        node.users = lambda commit: ["shd-1"] if commit == manifest.commit else []
+        with pytest.raises(
+            FetchFailed, match=r"is damaged: x\.bin .*; it stays as it is while shd-1 of this"
+        ) as failed:
+            await cluster.fetch(node, TEXT, newest=newest)
+        assert failed.value.kind is Kind.CORRUPT
+        assert "llmgw ctl weights pull" in (failed.value.remedy or "")
+        assert place(node, manifest).stat().st_size == 3
+        node.users = lambda commit: []
+        use = Cache(node.cache.folder).use(manifest)
+        assert use is not None
+        with pytest.raises(FetchFailed, match="while an engine of another agent"):
+            await cluster.fetch(node, TEXT, newest=newest)
+        use.close()
+        again = await cluster.fetch(node, TEXT, newest=newest)
+        assert read_kept(node, again, "x.bin") == content
+
+
+async def test_a_commit_that_nobody_can_read_stays_while_somebody_runs_by_it(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        place(node, manifest, ".manifest.json").write_text("{")
+        node.users = lambda commit: ["shd-1"]
+        with pytest.raises(FetchFailed, match="its manifest can't be read; it stays as it is while shd-1"):
+            await cluster.fetch(node, TEXT)
+        node.users = lambda commit: []
+        assert read_kept(node, await cluster.fetch(node, TEXT), "x.bin") == content
+        shutil.rmtree(place(node, manifest).parent)
+        node.users = lambda commit: ["shd-1"]
+        # (of what is gone nothing can be spoiled)
+        assert read_kept(node, await cluster.fetch(node, TEXT), "x.bin") == content
+
+
+async def test_a_proof_ends_when_nobody_waits_for_it_and_is_told_when_it_stands(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, mock_clock: MockClock
+) -> None:
+    mock_clock.rate = 1.0
+    held = threading.Event()
+
+    class Slow(Cache):
+        def prove(self, manifest: Manifest, stop: Callable[[], bool] = bool, tell: Any = None) -> str | None:
+            held.set()
+            while not stop():
+                time.sleep(0.001)
+            return None
+
+        async def show_life(self, source: str) -> None:
+            pass
+
+    async with open_node(tmp_path, origin) as (cluster, node):
+        text = f"{TEXT}@{(await cluster.fetch(node, TEXT)).commit}"
+        manifest = await cluster.fetch(node, text)
+        node.cache = Slow(node.cache.folder)
+        node.told.clear()
+        # (its origin is not asked again, which would have to be quicker then)
+        mock_clock.rate = 50.0
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(cluster.fetch, node, text, newest=True))
+            await until(lambda: bool(node.told) and node.last.stalled_seconds is not None and held.is_set())
+            assert node.last.phase is Phase.VERIFYING
+            nursery.cancel_scope.cancel()
+        assert place(node, manifest).exists()
+        async with Cache(node.cache.folder).hold(text, pytest.fail):
+            pass
 
 
 async def test_the_clusters_commit_is_taken_rather_than_a_newer_one(tmp_path: Path, origin: FakeOrigin) -> None:
@@ -478,9 +607,11 @@ async def test_after_ten_tries_in_vain_it_says_why(
     assert len(origin.asked) == MOST_TRIES
     assert origin.asked[-1] - origin.asked[0] >= 1 + 2 + 4 + 8 + 16 + 4 * 30
     assert (told[-1].phase, told[-1].remedy) == (Phase.FAILED, "wait")
-    remedies = dict.fromkeys(each.remedy for each in told if each.phase is not Phase.FAILED and each.remedy)
+    said = dict.fromkeys(each.remedy for each in told if each.phase is not Phase.FAILED and each.remedy)
     again = [f"wait; it is tried again, {left} times more at most" for left in range(9, 1, -1)]
-    assert list(remedies)[:9] == [*again, "wait; it is tried again, 1 time more at most"]
+    again += ["wait; it is tried again, 1 time more at most"]
+    # (the first of them holds for a second, in which it may not be told)
+    assert list(said)[:9] == again or list(said)[:8] == again[1:]
 
 
 class Course:

@@ -238,3 +238,29 @@ def test_of_what_is_verified_or_waits_for_another_program_nothing_is_in_the_way(
         watch.meter.wait_for(lambda: "the hub says nothing")
         watch.meter.enter(phase)
         assert watch.tick(100.0).cause is None
+
+
+def test_what_lies_here_is_proven_with_how_much_and_how_long_and_never_falls() -> None:
+    watch = Watch()
+    watch.meter.enter(Phase.VERIFYING)
+    watch.meter.prove(LISTING, 0, 0)
+    watch.tick()
+    watch.meter.prove(LISTING, 100, 100)
+    told = watch.tick()
+    assert (told.phase, told.commit, told.done_bytes, told.total_bytes) == (Phase.VERIFYING, "c1", 100, 1000)
+    assert (told.rate, told.left_seconds) == (50, 18)
+    watch.meter.prove(LISTING, 1000, 700)
+    assert watch.tick(60).done_bytes == 700
+    assert watch.last.stalled_seconds == 60
+    watch.meter.mend("f is not what was fetched")
+    watch.meter.enter(Phase.FETCHING)
+    watch.meter.know(LISTING, 700)
+    watch.meter.come(300, peer=True)
+    watch.meter.lie(300)
+    told = watch.tick()
+    mended = "fetched anew, for what lay here of it was damaged: f is not what was fetched"
+    assert (told.done_bytes, told.cause, told.remedy) == (999, mended, None)
+    watch.meter.note_trouble("the hub answers 503", "wait")
+    assert watch.tick(2).cause == "the hub answers 503"
+    watch.meter.end("c1", 1000)
+    assert (watch.last.phase, watch.last.cause) == (Phase.READY, mended)

@@ -12,10 +12,11 @@ from typing import TypeAlias
 
 import trio
 
-from llmgw.core.weights import Listing, Manifest, key_of
+from llmgw.core.weights import Listing, Manifest, SetAside, key_of
 from llmgw.host.disks import is_shared
 from llmgw.host.weights.disk.beneath import Folder, open_folder
 from llmgw.host.weights.disk.clearing import (
+    InUse,
     Leftover,
     NotRemoved,
     Use,
@@ -24,21 +25,28 @@ from llmgw.host.weights.disk.clearing import (
     remove_commit,
     remove_empty,
     remove_leftover,
+    set_aside,
     tidy_key,
     use_commit,
 )
+from llmgw.host.weights.disk.damage import Damaged, find_wrong, refuse_used
 from llmgw.host.weights.disk.entry_file import find_entry_file, find_entry_folder
 from llmgw.host.weights.disk.faults import NoRoom, explain, explain_lock
 from llmgw.host.weights.disk.file_names import MANIFEST_NAME, RENEWED_NAME, SOURCE_NAME, is_commit, is_key
+from llmgw.host.weights.disk.heads import find_bad_head
 from llmgw.host.weights.disk.key_lock import is_held_by, show_life, take_lock
 from llmgw.host.weights.disk.manifest_file import find_fault, mode_of, read_manifest, renew_manifest
 from llmgw.host.weights.disk.part_folder import clear_others, come_after
-from llmgw.host.weights.disk.partial import Partial, never, open_partial, tell_nobody
+from llmgw.host.weights.disk.partial import Partial, never, open_partial, tell_nobody, tell_nobody_both
 from llmgw.host.weights.disk.reserve import Reservations
+from llmgw.host.weights.errors import FetchFailed, Kind, show_url
 
 log = logging.getLogger(__name__)
 
 LET_GO_SECONDS = 5.0
+# So many of the last commits that were set aside are told of.
+MOST_SET_ASIDE = 16
+GONE = "it is gone"
 
 # When and where a file was written.
 _Stamp: TypeAlias = tuple[int, ...] | None
@@ -57,9 +65,19 @@ class Cache:
         # A manifest is long, and does not change: what was read of it, by key and commit, for as long as it is here.
         self._known: dict[str, dict[str, _Noted]] = {}
         self._told: set[tuple[str, str, str]] = set()
+        # Those whose sizes are right and whose bytes are not: by key and commit what was found, and of which manifest.
+        self._marks: dict[tuple[str, str], tuple[tuple[_Stamp, ...], str]] = {}
+        self._damaged: dict[str, tuple[Damaged, ...]] = {}
+        self._set_aside: tuple[SetAside, ...] = ()
+
+    @property
+    def set_asides(self) -> tuple[SetAside, ...]:
+        """The last commits that were found damaged and set aside, to be fetched anew. Does not block."""
+        return self._set_aside
 
     def find(self, source: str) -> Manifest | None:
-        """The newest commit of a source that is whole by its files' sizes; None when there is none."""
+        """The newest commit of a source that is whole by its files' sizes, and of which nothing else was found; None
+        when there is none."""
         return max(self._list_of(source), key=_rank, default=None)
 
     def list(self) -> tuple[Manifest, ...]:
@@ -72,7 +90,73 @@ class Cache:
                 found += self._list_commits(cache, name)
         self._known = {name: known for name, known in self._known.items() if name in keys}
         self._told = {each for each in self._told if each[0] in ("", *keys)}
+        self._damaged = {name: found for name, found in self._damaged.items() if name in keys}
         return tuple(found)
+
+    def list_damaged(self) -> tuple[Damaged, ...]:
+        """What the last look at each source has found that was fetched, and is no copy any more. Does not block."""
+        return tuple(each for found in tuple(self._damaged.values()) for each in found)
+
+    def read(self, source: str, commit: str) -> Manifest | None:
+        """What lies under a commit's name, by its manifest, whole or not; None when nothing does, or what can't be
+        said."""
+        if not is_commit(commit):
+            return None
+        with self._telling(key_of(source), commit), self._open_commit(source, commit) as folder:
+            manifest = read_manifest(folder)
+            if (manifest.source, manifest.commit) == (source, commit):
+                return manifest
+        return None
+
+    def lies(self, source: str, commit: str) -> bool:
+        """Whether there is a folder of this commit, whatever is in it."""
+        with self._telling(), open_folder(self.folder) as cache:
+            return is_commit(commit) and cache.has_folder(f"{key_of(source)}/{commit}")
+        return False
+
+    def judge(self, manifest: Manifest) -> str | None:
+        """Why a commit is no copy any more, as far as that is known without a look into its files; None where it is."""
+        self._list_of(manifest.source)
+        found = self._damaged.get(key_of(manifest.source), ())
+        return next((each.why for each in found if each.manifest.commit == manifest.commit), None)
+
+    def look(self, manifest: Manifest) -> str | None:
+        """What an engine would end by: a look at the files' beginnings, of some milliseconds. What is found is no copy
+        any more. Raises FetchFailed where the disk can't be read."""
+        why = self._examine(manifest, lambda folder: find_fault(folder, manifest) or find_bad_head(folder, manifest))
+        # (what was removed just now is not damaged)
+        return None if why == GONE else why
+
+    def prove(
+        self, manifest: Manifest, stop: Callable[[], bool] = never, tell: Callable[[int, int], None] = tell_nobody_both
+    ) -> str | None:
+        """Compare all that lies here of a commit with the hashes that it was kept with. What is wrong makes it no copy
+        any more, and where nothing is it is one again. ``tell``: so many bytes were read, and so many are right. Raises
+        FetchFailed where the disk can't be read."""
+        return self._examine(manifest, lambda folder: find_wrong(folder, manifest, stop, tell))
+
+    def set_aside(self, manifest: Manifest, why: str) -> None:
+        """Have what lies here of a damaged commit be what is left of a fetch of it: the next one keeps what is right,
+        and fetches the rest anew. Whoever calls this holds the source's lock. Raises FetchFailed, also while some
+        program keeps it from being removed."""
+        source, commit = manifest.source, manifest.commit
+        folder = self.folder / key_of(source) / commit
+        try:
+            with open_folder(self.folder) as cache, cache.enter(key_of(source)) as key:
+                set_aside(key, manifest)
+        except FileNotFoundError:
+            return
+        except InUse as error:
+            raise refuse_used(source, commit, folder, why, ()) from error
+        except OSError as error:
+            raise explain(error, self.folder) from error
+        log.warning(
+            "%s (%s) in %s is damaged: %s: what of it is right is kept, and the rest is fetched anew",
+            *(show_url(source), commit[:12], folder, why),
+        )
+        self._marks.pop((key_of(source), commit), None)
+        told = SetAside(source=source, commit=commit, fetched_at=manifest.fetched_at, why=why)
+        self._set_aside = (*self._set_aside, told)[-MOST_SET_ASIDE:]
 
     def path_of(self, manifest: Manifest, *, as_file: bool) -> Path:
         """What an engine is pointed at: the folder that the files are in, or the one file that is the model (of several
@@ -196,6 +280,32 @@ class Cache:
             if is_held_by(key, lock):
                 remove_empty(cache, key)
 
+    @contextmanager
+    def _open_commit(self, source: str, commit: str) -> Iterator[Folder]:
+        with open_folder(self.folder) as cache, cache.enter(f"{key_of(source)}/{commit}") as folder:
+            yield folder
+
+    def _examine(self, manifest: Manifest, find: Callable[[Folder], str | None]) -> str | None:
+        """What is found wrong with a commit counts until it is another one, or nothing is found any more."""
+        name = key_of(manifest.source), manifest.commit
+        try:
+            with self._open_commit(manifest.source, manifest.commit) as folder:
+                stamps = _stamp_all(folder)
+                why = find(folder)
+        except FileNotFoundError:
+            return GONE
+        except OSError as error:
+            raise FetchFailed(
+                f"{error.filename or self.folder / '/'.join(name)} can't be read: {error.strerror or error}",
+                Kind.DISK,
+                remedy="see what ails that disk (dmesg), and let the user that llmgw runs as read what is there",
+            ) from error
+        if why is None:
+            self._marks.pop(name, None)
+        else:
+            self._marks[name] = stamps, why
+        return why
+
     def _list_of(self, source: str) -> tuple[Manifest, ...]:
         found: list[Manifest] = []
         with self._telling(), open_folder(self.folder) as cache:
@@ -204,12 +314,22 @@ class Cache:
 
     def _list_commits(self, cache: Folder, name: str) -> Iterable[Manifest]:
         before, found = self._known.pop(name, {}), {}
+        damaged: list[Damaged] = []
         with self._telling(name), cache.enter(name) as key:
             for commit in filter(is_commit, key.names()):
                 with self._telling(name, commit):
-                    if (noted := _look_at(key, commit, before.get(commit))) is not None:
-                        found[commit] = noted
+                    if (noted := _look_at(key, commit, before.get(commit))) is None:
+                        continue
+                    stamps, manifest, fault = noted
+                    marked = self._marks.get((name, commit))
+                    if fault is None and marked is not None and marked[0] == stamps:
+                        fault = marked[1]
+                    if fault is not None:
+                        damaged.append(Damaged(manifest=manifest, why=fault))
+                        raise ValueError(fault)
+                    found[commit] = stamps, manifest
             self._known[name] = found
+        self._damaged[name] = tuple(damaged)
         return [manifest for _, manifest in found.values()]
 
     @contextmanager
@@ -246,20 +366,24 @@ def _rank(manifest: Manifest) -> tuple[float, str]:
     return manifest.fetched_at, manifest.commit
 
 
-def _look_at(key: Folder, commit: str, known: _Noted | None) -> _Noted | None:
-    """What a commit is by its manifest; None when it is none. Raises OSError, and ValueError when it is not whole."""
+def _look_at(key: Folder, commit: str, known: _Noted | None) -> tuple[tuple[_Stamp, ...], Manifest, str | None] | None:
+    """What a commit is by its manifest, and what of it is not there; None when it is none. Raises OSError, and
+    ValueError when nobody can say."""
     if not key.has_folder(commit):
         return None
     with key.enter(commit) as folder:
-        if (noted := folder.status(MANIFEST_NAME)) is None:
+        stamps = _stamp_all(folder)
+        if stamps[0] is None:
             raise ValueError("it holds no manifest")
-        stamps = _stamp(noted), _stamp(folder.status(RENEWED_NAME))
         manifest = known[1] if known is not None and known[0] == stamps else read_manifest(folder)
         if (key_of(manifest.source), manifest.commit) != (key.path.name, commit):
             raise ValueError("its manifest is of something else")
-        if (fault := find_fault(folder, manifest)) is not None:
-            raise ValueError(fault)
-    return stamps, manifest
+        return stamps, manifest, find_fault(folder, manifest)
+
+
+def _stamp_all(folder: Folder) -> tuple[_Stamp, ...]:
+    """Other than before once the manifest of a commit is."""
+    return _stamp(folder.status(MANIFEST_NAME)), _stamp(folder.status(RENEWED_NAME))
 
 
 def _stamp(found: os.stat_result | None) -> _Stamp:

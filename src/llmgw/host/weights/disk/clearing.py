@@ -3,19 +3,21 @@ it is in the cache, named and written by us, no link, and nobody uses it."""
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from llmgw.core.weights import key_of
+from llmgw.core.weights import Manifest, key_of
 from llmgw.errors import LlmgwError
 from llmgw.host.weights.disk.beneath import Folder, count_bytes
 from llmgw.host.weights.disk.file_names import MANIFEST_NAME, PIECES_NAME, SOURCE_NAME, is_commit, is_key
 from llmgw.host.weights.disk.key_lock import LOCK_NAME, Holder, try_lock
 from llmgw.host.weights.disk.manifest_file import list_foreign, read_manifest
 from llmgw.host.weights.disk.part_folder import GONE_SUFFIX, PART_SUFFIX, give_room_back
+from llmgw.host.weights.disk.piece_log import write_all
 from llmgw.units import printable
 
 _MOST_SOURCE_BYTES = 64 * 1024
@@ -23,6 +25,10 @@ _MOST_SOURCE_BYTES = 64 * 1024
 
 class NotRemoved(LlmgwError):  # noqa: N818 - named by what happens next, like all of them
     """It stays, for the reason that is told."""
+
+
+class InUse(NotRemoved):
+    """Somebody runs by it."""
 
 
 class Use:
@@ -86,7 +92,7 @@ def remove_commit(cache: Folder, source: str, commit: str) -> int:
             return 0
         with key.enter(commit) as folder:
             _look_at(folder, source, commit)
-            with _hold_alone(folder):
+            with hold_alone(folder):
                 key.remove(commit + GONE_SUFFIX)
                 # Half of it must not keep the name of the whole.
                 key.rename(commit, commit + GONE_SUFFIX)
@@ -94,6 +100,28 @@ def remove_commit(cache: Folder, source: str, commit: str) -> int:
                 freed = key.remove(commit + GONE_SUFFIX)
         remove_empty(cache, key)
         return freed
+
+
+def set_aside(key: Folder, manifest: Manifest) -> None:
+    """Have what lies here of a commit, and is no copy of it any more, be what is left of a fetch: the next one keeps
+    what of it is right. By who holds the lock of its source. Before the one rename it is what it was, behind it the
+    other. Raises InUse, OSError."""
+    commit = manifest.commit
+    with key.enter(commit) as folder:
+        if foreign := list_foreign(folder, [file.name for file in manifest.files]):
+            raise OSError(errno.EEXIST, "llmgw did not put it there", printable(str(folder.path / foreign[0])))
+        with hold_alone(folder):
+            write_all(
+                folder,
+                (
+                    (number, piece, digest)
+                    for number, file in enumerate(manifest.files)
+                    for piece, digest in enumerate(file.pieces)
+                ),
+            )
+            key.remove(commit + PART_SUFFIX)
+            key.rename(commit, commit + PART_SUFFIX)
+            key.sync()
 
 
 def list_leftovers(key: Folder) -> list[Leftover]:
@@ -207,12 +235,12 @@ def _hold(key: Folder) -> Iterator[None]:
 
 
 @contextmanager
-def _hold_alone(folder: Folder) -> Iterator[None]:
+def hold_alone(folder: Folder) -> Iterator[None]:
     file = folder.open(MANIFEST_NAME, os.O_RDWR)
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
     except BlockingIOError as error:
-        raise NotRemoved("it is in use") from error
+        raise InUse("it is in use") from error
     finally:
         os.close(file)

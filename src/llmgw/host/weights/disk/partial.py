@@ -9,19 +9,20 @@ from __future__ import annotations
 import errno
 import os
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 
 from blake3 import blake3
 
-from llmgw.core.headers import HEAD_BYTES, Header, check_parts, judge_header, list_parts_of
+from llmgw.core.headers import HEAD_BYTES, Header, judge_header
 from llmgw.core.weights import FileKept, FileListed, Listing, Manifest, count_pieces, piece_bytes_of
 from llmgw.errors import LlmgwError
 from llmgw.host.weights.disk.beneath import Folder
 from llmgw.host.weights.disk.extents import begin_writing
 from llmgw.host.weights.disk.faults import explain
 from llmgw.host.weights.disk.file_names import find_bad_name, is_commit
+from llmgw.host.weights.disk.heads import compare_parts
 from llmgw.host.weights.disk.manifest_file import list_foreign
 from llmgw.host.weights.disk.open_files import OpenFiles
 from llmgw.host.weights.disk.part_folder import (
@@ -68,6 +69,10 @@ def never() -> bool:
 
 def tell_nobody(done_bytes: int) -> None:
     """Nobody asks how far it is."""
+
+
+def tell_nobody_both(read_bytes: int, right_bytes: int) -> None:
+    """Nor how much of that is right."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +127,13 @@ class Partial:
                 raise Stopped("looking at what is here already was stopped")
             if file >= len(self._sums) or piece >= self._sums[file].count:
                 continue
-            content = self._read(file, piece)
+            try:
+                content = self._read(file, piece)
+            except OSError as error:
+                if error.errno != errno.EIO:
+                    raise
+                # (a sector that can't be read may be well again once it is written)
+                continue
             looked_at += len(content)
             tell(looked_at)
             if blake3(content).hexdigest() != noted[file, piece]:
@@ -197,7 +208,8 @@ class Partial:
                 self._compare(number, file, total.digest())
             headers[file.name] = self._look_at_head(number, file)
             self._verified[number] = total.digest()
-        _compare_parts(headers)
+        if (wrong := compare_parts(headers)) is not None:
+            raise _spoiled(wrong)
 
     def keep(self, now: float, stop: Callable[[], bool] = never) -> Manifest:
         """Have all that was verified on the disk under its final name, ``now`` in seconds since 1970, and as the newest
@@ -362,14 +374,6 @@ def open_partial(
             raise explain(error, key.path.parent) from error
         undo.pop_all()
     return partial
-
-
-def _compare_parts(headers: Mapping[str, Header | None]) -> None:
-    """Raises FetchFailed where the parts of one model do not go together."""
-    for group in {list_parts_of(name, header) for name, header in headers.items()}:
-        known = {name: header for name in group if (header := headers.get(name)) is not None}
-        if len(known) == len(group) > 1 and (wrong := check_parts(known)) is not None:
-            raise _spoiled(wrong)
 
 
 def _spoiled(message: str) -> FetchFailed:

@@ -65,6 +65,11 @@ class PieceLog:
         self._torn = False
 
 
+def write_all(folder: Folder, pieces: Iterable[tuple[int, int, str]]) -> None:
+    """Have the list of a folder name just these: file, piece and BLAKE3. Raises OSError."""
+    folder.write(PIECES_NAME, "".join(f"{file} {piece} {digest}\n" for file, piece, digest in pieces).encode())
+
+
 def _read_all(file: int) -> bytes:
     found = bytearray()
     while len(found) < _MOST_BYTES and (part := os.pread(file, 1024 * 1024, len(found))):

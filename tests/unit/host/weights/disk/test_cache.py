@@ -178,6 +178,130 @@ def test_a_damaged_commit_is_not_there_and_that_is_said_once(cache, caplog, dama
     assert caplog.text.count(f"weights in {path} can't be used: ") == 1
 
 
+def flip(path, at=7):
+    with path.open("r+b") as file:
+        file.seek(at)
+        old = file.read(1)
+        file.seek(at)
+        file.write(bytes([old[0] ^ 1]))
+
+
+@pytest.mark.parametrize("damage", ["missing", "shorter", "longer"])
+def test_what_is_damaged_is_listed_and_can_be_removed(cache, damage):
+    manifest = fetch(cache, listing_of(CONTENT))
+    file = cache.path_of(manifest, as_file=False) / "two.bin"
+    if damage == "missing":
+        file.unlink()
+    else:
+        os.truncate(file, 5 if damage == "shorter" else 9 * PIECE)
+    assert cache.list() == ()
+    (damaged,) = cache.list_damaged()
+    assert damaged.manifest == cache.read(SOURCE, manifest.commit) == manifest
+    assert damaged.why.startswith("two.bin ")
+    assert cache.judge(manifest) == damaged.why
+    assert cache.lies(SOURCE, manifest.commit)
+    cache.remove(SOURCE, manifest.commit)
+    assert cache.list() == cache.list_damaged() == ()
+    assert cache.read(SOURCE, manifest.commit) is None
+    assert cache.judge(manifest) is None
+    assert not cache.lies(SOURCE, manifest.commit)
+
+
+def test_a_name_that_can_be_no_commit_is_nowhere(cache):
+    manifest = fetch(cache, listing_of(CONTENT))
+    for name in ("..", f"../{key_of(SOURCE)}/{manifest.commit}", "."):
+        assert cache.read(SOURCE, name) is None
+        assert not cache.lies(SOURCE, name)
+
+
+def test_what_a_look_at_its_beginning_finds_is_no_copy_until_it_is_proven_again(cache, caplog):
+    manifest = fetch(cache, listing_of(CONTENT))
+    file = cache.path_of(manifest, as_file=False) / "two.bin"
+    assert cache.look(manifest) is None
+    with file.open("r+b") as opened:
+        opened.write(b"<html>")
+    assert (
+        cache.look(manifest)
+        == cache.judge(manifest)
+        == "two.bin is an HTML page, and not the file: its address shows a page about it, or asks for a login"
+    )
+    assert cache.find(SOURCE) is None
+    assert cache.list() == ()
+    assert [each.why[:7] for each in cache.list_damaged()] == ["two.bin"]
+    assert caplog.text.count("two.bin is an HTML page") == 1
+    # (a person has put it back)
+    file.write_bytes(CONTENT["two.bin"])
+    assert cache.prove(manifest) is None
+    assert cache.find(SOURCE) == manifest
+    assert cache.list_damaged() == ()
+
+
+def test_what_is_gone_is_not_damaged(cache):
+    manifest = fetch(cache, listing_of(CONTENT))
+    cache.remove(SOURCE, manifest.commit)
+    assert cache.look(manifest) is None
+    assert cache.prove(manifest) == "it is gone"
+    cache.set_aside(manifest, "it is gone")
+    assert cache.list_damaged() == cache.set_asides == ()
+
+
+def test_what_can_not_be_read_is_told_with_what_to_do(cache, tmp_path):
+    manifest = fetch(cache, listing_of(CONTENT))
+    key = cache.folder / key_of(SOURCE)
+    key.rename(tmp_path / "away")
+    key.symlink_to("/etc")
+    with pytest.raises(FetchFailed, match="can't be read") as failed:
+        cache.look(manifest)
+    assert failed.value.kind is Kind.DISK
+    assert "dmesg" in failed.value.remedy
+
+
+def test_of_a_damaged_commit_that_is_set_aside_what_is_right_is_kept(cache, caplog):
+    content = {"one.bin": os.urandom(3 * PIECE), "two.bin": os.urandom(PIECE + 5)}
+    listing = listing_of(content)
+    manifest = fetch(cache, listing, content)
+    path = cache.path_of(manifest, as_file=False)
+    flip(path / "one.bin", PIECE + 9)
+    (path / "two.bin").unlink()
+    told = []
+    why = cache.prove(manifest, tell=lambda read, right: told.append((read, right)))
+    assert why == "one.bin is not what was fetched in 1 of its 3 pieces, two.bin is missing"
+    assert told[-1] == (3 * PIECE, 2 * PIECE)
+    assert cache.find(SOURCE) is None
+    cache.set_aside(manifest, why)
+    assert f"in {path} is damaged: {why}" in caplog.text
+    (said,) = cache.set_asides
+    assert (said.source, said.commit, said.fetched_at, said.why) == (SOURCE, manifest.commit, 1.0, why)
+    assert [each.commit for each in cache.list_partials()] == [manifest.commit]
+    partial = cache.open_partial(listing)
+    assert partial.have == {(0, 0), (0, 2)}
+    partial.close()
+    again = fetch(cache, listing, content, now=9.0)
+    assert cache.find(SOURCE) == again
+    assert [(path / name).read_bytes() for name in content] == list(content.values())
+    assert cache.prove(again) is None
+
+
+def test_nothing_is_set_aside_that_somebody_uses_or_put_something_into(cache):
+    manifest = fetch(cache, listing_of(CONTENT))
+    path = cache.path_of(manifest, as_file=False)
+    flip(path / "two.bin")
+    why = cache.prove(manifest)
+    use = Cache(cache.folder).use(manifest)
+    with pytest.raises(FetchFailed, match="an engine of another agent on this folder runs by it") as failed:
+        cache.set_aside(manifest, why)
+    assert failed.value.kind is Kind.CORRUPT
+    use.close()
+    (path / "mine").touch()
+    with pytest.raises(FetchFailed, match="llmgw did not put it there"):
+        cache.set_aside(manifest, why)
+    assert cache.set_asides == ()
+    assert path.exists()
+    (path / "mine").unlink()
+    cache.set_aside(manifest, why)
+    assert not path.exists()
+
+
 def test_junk_in_the_folder_is_passed_over(cache, caplog):
     manifest = fetch(cache, listing_of(CONTENT))
     key = cache.folder / key_of(SOURCE)
@@ -500,6 +624,55 @@ for number in range(1, total + 1):
 print(total, end="")
 """
 )
+
+
+MENDED = (
+    BOUNDARIES
+    + """
+root, damage = pathlib.Path(sys.argv[1]), sys.argv[2]
+def spoil(folder):
+    fetch(folder)
+    path = next(folder.glob("*/*/two.bin"))
+    if damage == "flip":
+        content = bytearray(path.read_bytes())
+        content[9] ^= 1
+        path.write_bytes(content)
+    else:
+        path.unlink()
+
+def mend(folder):
+    cache = Cache(folder)
+    cache.list()
+    found = cache.read(LISTING.source, LISTING.commit)
+    if found is not None and (why := cache.prove(found)) is not None:
+        cache.set_aside(found, why)
+    fetch(folder, 1)
+
+spoil(root / "whole")
+total = count_calls(mend, root / "whole")
+for number in range(1, total + 1):
+    folder = root / str(number)
+    spoil(folder)
+    def die(count):
+        if count == number:
+            os._exit(77)
+    assert run_apart(lambda: count_calls(mend, folder, die)) == 77, number
+    # it is under its name, as it was or mended, or what is left of a fetch
+    assert len(list(folder.glob("*/" + "c" * 40 + "*"))) == 1, number
+    assert run_apart(lambda: mend(folder) and 0) == 0, number
+    assert run_apart(lambda: 0 if is_right(folder) else 9) == 0, number
+    left = sorted(path.name for path in folder.glob("*/*"))
+    assert left == ["c" * 40, "source"], (number, left)
+    shutil.rmtree(folder)
+print(total, end="")
+"""
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["flip", "missing"])
+def test_a_kill_while_it_is_mended_leaves_what_it_was_or_what_can_be_gone_on_from(fast, damage):
+    assert int(run(MENDED, fast, damage)) > 80
 
 
 @pytest.mark.slow
