@@ -54,7 +54,9 @@ def find_launched(model: Model, store: Store) -> Model | None:
         case Flaw.FITS_NOWHERE:
             return None
         case _:
-            return store.proven.get(model.name)
+            proven = store.proven.get(model.name)
+            # (one whose node is cut off right after it was ready passes for one that serves, until that is noticed)
+            return proven if proven is not None and find_flaw(proven) is None else None
 
 
 def _outdated(model: Model, launched: Model, store: Store, running: list[Running]) -> Iterator[str]:
