@@ -66,8 +66,8 @@ class Adopted:
 
 def is_proven(spec: ShardSpec, record: ShardRecord | None) -> bool:
     """Whether the health of this shard can be believed: one of several may say that it is ready and hang at the first
-    token, until it was seen to answer."""
-    return spec.count == 1 or (record is not None and (record.proven or not record.serves))
+    token, until it was seen to answer, and so may one of a changed definition."""
+    return (spec.count == 1 and not spec.on_trial) or (record is not None and (record.proven or not record.serves))
 
 
 def endpoint_of(spec: ShardSpec, port: int) -> Endpoint:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain, islice
 
 from llmgw.core import crews, leaving, starting
 from llmgw.core.effects import Announce, Happening
@@ -170,22 +171,21 @@ def _note_replaced(state: State, model: Model, crew: crews.Crew, coming: int) ->
 
 
 def _is_room_to_come(state: State, search: Search, name: ModelName, now: float) -> bool:
-    """Whether the room of a replica of another model would do that is about to be replaced. What is not proven comes to
-    an end by itself: models that all wait for room are no hope for each other."""
-    looks = 0
-    for other, keys in state.replacing.items():
-        if other == name or not any(_is_coming(state, life, now) for life in state.roster.of(other)):
-            continue
-        for key in keys:
-            life = state.roster.lives.get(key)
-            if life is None or not life.alive:
-                continue
-            if any(search.could_fit_on(node, key) for node in life.replica.nodes):
-                return True
-            looks += 1
-            if looks >= MOST_LOOKS:
-                return False
-    return False
+    """Whether the room of a replica of another model would do that goes, or is about to be replaced. What is not proven
+    comes to an end by itself: models that all wait for room are no hope for each other."""
+    going = (life for key in state.going if (life := state.roster.lives.get(key)) is not None)
+    leaving_room = (life for life in going if not life.in_place and life.evicted_for is None)
+    replaced = (
+        life
+        for other, keys in state.replacing.items()
+        if any(_is_coming(state, each, now) for each in state.roster.of(other))
+        for key in keys
+        if (life := state.roster.lives.get(key)) is not None and life.alive
+    )
+    others = (life for life in chain(leaving_room, replaced) if life.replica.model != name)
+    return any(
+        search.could_fit_on(node, life.key) for life in islice(others, MOST_LOOKS) for node in life.replica.nodes
+    )
 
 
 def _is_coming(state: State, life: Life, now: float) -> bool:

@@ -82,7 +82,8 @@ class ShardSpec:
     ``gpus`` are the UUIDs of those that are booked for it, in the order of the ranks; None where nobody chooses. The
     ``count`` shards of one replica meet over the ``fabric`` of that name, at ``rendezvous``: ``host:port`` of rank 0.
     ``go`` False: prepare the launch and say so, and launch when a later set says True. That is for several shards only,
-    each of which has said then that it is prepared.
+    each of which has said then that it is prepared. ``on_trial``: its model has served by another definition, and not
+    by this one: it is ready when it has answered a request for one token, also where it is alone.
     """
 
     id: ShardId
@@ -97,6 +98,7 @@ class ShardSpec:
     fabric: str | None = None
     rendezvous: str | None = None
     go: bool = True
+    on_trial: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,6 +8,7 @@ from llmgw.core.effects import Happening
 from llmgw.core.model import Model
 from llmgw.core.placement import Placement
 from llmgw.core.replica import Replica, Shard, ShardSpec, ShardState, replica_id, shard_id
+from llmgw.core.rolling import is_same_launch
 from llmgw.core.roster import Life
 from llmgw.core.state import State
 from llmgw.core.trace import Decision
@@ -27,6 +28,8 @@ def start(state: State, model: Model, placement: Placement, now: float) -> None:
     name = replica_id(model.name, number)
     epoch = state.roster.next_epoch(name)
     rendezvous = _meet(state, placement, epoch)
+    served = state.rolls.proven(model.name)
+    on_trial = served is not None and not is_same_launch(served, model)
     specs = [
         ShardSpec(
             id=shard_id(model.name, number, rank),
@@ -41,6 +44,7 @@ def start(state: State, model: Model, placement: Placement, now: float) -> None:
             fabric=placement.fabric,
             rendezvous=rendezvous,
             go=len(placement.shards) == 1,
+            on_trial=on_trial,
         )
         for rank, assigned in enumerate(placement.shards)
     ]

@@ -111,6 +111,8 @@ async def test_that_an_engine_has_shown_that_it_answers_is_known_to_the_next_age
     assert is_proven(spec, record)
     assert is_proven(spec, replace(record, proven=False, serves=False))
     assert is_proven(replace(spec, count=1), None)
+    assert not is_proven(replace(spec, count=1, on_trial=True), None)
+    assert is_proven(replace(spec, count=1, on_trial=True), record)
 
 
 async def test_a_full_disk_at_that_moment_is_told_and_ends_nothing(held, launch, tools, caplog):

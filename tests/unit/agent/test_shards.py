@@ -393,8 +393,9 @@ async def test_a_shard_that_serves_nobody_is_ready_while_its_process_lives(tools
     assert "SIGKILL" in end.cause
 
 
-async def test_the_first_of_a_group_is_ready_once_it_has_generated_a_token(tools, make_spec):
-    async with living(replace(make_spec(), count=2), tools) as life:
+@pytest.mark.parametrize("facts", [{"count": 2}, {"on_trial": True}])
+async def test_the_first_of_a_group_and_one_on_trial_is_ready_once_it_has_generated_a_token(tools, make_spec, facts):
+    async with living(replace(make_spec(), **facts), tools) as life:
         ready = await life.wait_state(R)
         seen = json.loads((await get("127.0.0.1", ready.endpoint.port, "/fake/requests")).body)
         (record,) = tools.state.read()

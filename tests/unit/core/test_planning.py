@@ -369,6 +369,19 @@ def test_a_replica_of_another_model_whose_weights_are_on_their_way_is_not_waited
     assert drain.replica.startswith(f"rep-{other}-")
 
 
+def test_the_place_of_one_that_still_answers_is_waited_for_by_all_who_have_no_other() -> None:
+    fleet, new, other = two_that_roll()
+    (old,) = (life.replica for life in fleet._state.roster.of(new.model.name) if life.replica.id != new.replica)
+    fleet.handle(Demand(model=new.model.name, in_flight={old.id: 2}), 62.0)
+    fleet.handle(a_word(new, ShardState.READY), 65.0)
+    (drain,) = drains(wake(fleet, until=200.0))
+    assert drain.replica == old.id
+    fleet.handle(drained(drain), 200.0)
+    fleet.handle(a_word(old.shard, ShardState.ENDED), 201.0)
+    assert drains(wake(fleet, until=202.0)) == []
+    assert sorted(of_each(fleet)[other]) == [ShardState.PLACED, ShardState.READY]
+
+
 def test_one_that_is_launched_is_waited_for_as_long_as_it_loads() -> None:
     fleet, new, _ = two_that_roll()
     fleet.handle(a_word(new, ShardState.LOADING), 62.0)
@@ -380,6 +393,7 @@ def test_only_a_few_rooms_of_others_are_looked_at_and_none_that_is_gone() -> Non
     state, first = fleet._state, new.model.name
     search = Search(state, a_model("third", gb=10.0), 62.0)
     gone = (ReplicaId("rep-gone-1"), 1, N1)
+    state.going[gone] = None
     assert planning._is_room_to_come(state, search, other, 62.0)
     # not its own, nor one that has ended
     assert not planning._is_room_to_come(state, search, first, 62.0)

@@ -9,13 +9,19 @@ from fleets import (
     a_fleet,
     a_gpu_node,
     a_group,
+    a_model,
+    a_node,
+    a_ready,
     a_running,
     a_wide_model,
     a_word,
     announced,
     desires,
+    drained,
+    drains,
     found,
     the_replica,
+    wake,
 )
 
 from llmgw.core.events import (
@@ -64,6 +70,22 @@ def test_a_node_that_says_that_all_its_places_to_meet_are_taken_gets_one_all_the
     fleet.handle(NodeRegistered(node=a_gpu_node("n1"), running=liar), 1.0)
     effects = fleet.handle(CatalogChanged(models=(pair,)), 2.0)
     assert {str(shard.rendezvous) for desire in desires(effects) for shard in desire.shards} == {"10.0.0.1:29500"}
+
+
+def test_what_may_be_returned_from_is_on_trial() -> None:
+    fleet, first = a_ready(a_model(), nodes=[a_node(memory_gb=64.0)])
+    assert not first.on_trial
+    wake(fleet, until=60.0)
+    effects = fleet.handle(CatalogChanged(models=(a_model(source="/new"),)), 60.0)
+    second = desires(effects)[-1].shards[-1]
+    assert (second.model.source, second.on_trial) == ("/new", True)
+    fleet.handle(a_word(second, ShardState.READY), 70.0)
+    (drain,) = drains(wake(fleet, until=90.0))
+    fleet.handle(drained(drain), 90.0)
+    fleet.handle(a_word(first, ShardState.ENDED), 91.0)
+    # it has served, and what takes its place after a crash is not
+    effects = fleet.handle(a_word(second, ShardState.ENDED), 100.0) + wake(fleet, until=110.0)
+    assert [shard.on_trial for shard in desires(effects)[-1].shards if shard.model.source == "/new"] == [False]
 
 
 def test_an_address_with_colons_is_written_in_brackets() -> None:
