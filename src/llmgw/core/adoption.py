@@ -102,8 +102,12 @@ def find_running(
 
 
 def _note_size(state: State, name: ModelName, now: float) -> None:
-    """So many there were worth having; one too many where one takes the place of another is the lesser harm."""
-    state.sizes[name] = max(state.sizes.get(name, 0), sum(map(state.is_serving_on, state.roster.of(name))))
+    """So many there were worth having. Of those that take the place of others what serves counts: one too many where
+    both do is the lesser harm."""
+    there = [life for life in state.roster.of(name) if state.is_serving_on(life)]
+    if len({state.find_move(life) is None for life in there}) > 1:
+        there = [life for life in there if life.replica.state is ShardState.READY]
+    state.sizes[name] = max(state.sizes.get(name, 0), len(there))
     state.demands.note_found(name, now)
 
 

@@ -54,7 +54,8 @@ def _plan(state: State, model: Model, now: float) -> None:
     lacking = want - len(crew.steady)
     # What is not proven yet may fail: one at a time, or a bad definition takes all places at once.
     pending = any(not life.proven for life in crew.steady)
-    _note_replaced(state, model, crew, len(crew.steady) if pending else 0)
+    trying = _is_tried_again(state, model.name, now)
+    _note_replaced(state, model, crew, len(crew.steady) + trying if pending or trying else 0)
     missing = lacking - len(crew.moving)
     asked = max(missing, 1 if crew.moving and lacking > 0 and not pending else 0)
     if asked <= 0:
@@ -178,7 +179,7 @@ def _is_room_to_come(state: State, search: Search, name: ModelName, now: float) 
     replaced = (
         life
         for other, keys in state.replacing.items()
-        if any(_is_coming(state, each, now) for each in state.roster.of(other))
+        if _is_about_to_leave(state, other, now)
         for key in keys
         if (life := state.roster.lives.get(key)) is not None and life.alive
     )
@@ -188,12 +189,25 @@ def _is_room_to_come(state: State, search: Search, name: ModelName, now: float) 
     )
 
 
+def _is_about_to_leave(state: State, name: ModelName, now: float) -> bool:
+    """Something of it is on its way, or tried again in a moment; or it has come, and what it replaces goes as soon as
+    its turn to be planned is there."""
+    if name in state.unplanned or _is_tried_again(state, name, now):
+        return True
+    return any(_is_coming(state, life, now) for life in state.roster.of(name))
+
+
+def _is_tried_again(state: State, name: ModelName, now: float) -> bool:
+    return any(now < until <= now + SOON_SECONDS for until in state.backing_off(name).values())
+
+
 def _is_coming(state: State, life: Life, now: float) -> bool:
     """It will have served for long enough, or have failed, within the time of a load: its weights, which may be on
     their way for hours, are here."""
     if life.proven or not state.is_serving_on(life) or not life.alive:
         return False
-    placed_at = -math.inf if life.launched_at is None else life.launched_at
+    # (of one that was taken over nobody knows since when it was on its way)
+    placed_at = life.replica.since if life.launched_at is None else life.launched_at
     return life.replica.state not in BEFORE_LAUNCH or now < placed_at + SOON_SECONDS
 
 

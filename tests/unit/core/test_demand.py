@@ -358,16 +358,17 @@ def test_when_the_load_is_less_for_long_enough_the_idle_ones_are_drained() -> No
     assert [replica.id for replica in fleet.ready(M)] == ["rep-m-2"]
 
 
-def a_taken_over(*models: Model) -> tuple[Fleet, list[ShardSpec]]:
+def a_taken_over(*models: Model, last: ShardState = ShardState.READY) -> tuple[Fleet, list[ShardSpec]]:
     """A server that has begun anew finds a replica of each of these definitions of WIDE running, on nodes that come one
-    after the other."""
+    after the other; the last one in this state."""
     fleet = Fleet()
     names = [f"n{number}" for number in range(1, len(models) + 1)]
     fleet.handle(NodesExpected(nodes=frozenset(map(NodeId, names)), until=30.0), 0.0)
     fleet.handle(CatalogChanged(models=(WIDE,)), 0.0)
     specs = [a_running(model, number=at + 1, node=NodeId(names[at])) for at, model in enumerate(models)]
     for spec in specs:
-        fleet.handle(NodeRegistered(node=a_node(spec.node), running=(found(spec),)), 1.0)
+        state = last if spec is specs[-1] else ShardState.READY
+        fleet.handle(NodeRegistered(node=a_node(spec.node), running=(found(spec, state),)), 1.0)
     return fleet, specs
 
 
@@ -389,6 +390,11 @@ def test_a_load_that_goes_on_after_a_restart_keeps_what_it_is_worth() -> None:
 def test_of_a_roll_that_an_earlier_server_began_none_that_serves_is_one_too_many() -> None:
     fleet, _ = a_taken_over(replace(WIDE, source="/old.gguf"), replace(WIDE, source="/old.gguf"), WIDE)
     assert fleet.wanted(WIDE, 2.0) == 3
+
+
+def test_one_that_loads_to_take_the_place_of_another_is_no_sign_of_load() -> None:
+    fleet, _ = a_taken_over(replace(WIDE, source="/old.gguf"), WIDE, last=ShardState.LOADING)
+    assert fleet.wanted(WIDE, 2.0) == 1
 
 
 def test_the_least_number_stays_however_little_is_asked() -> None:

@@ -590,6 +590,17 @@ def test_who_was_stopped_itself_calls_nobody_silent() -> None:
     assert pieces.suspend_silent(1000.1 + PATIENCE_SECONDS) == (A,)
 
 
+def test_who_was_stopped_itself_holds_no_refusal_against_anybody() -> None:
+    pieces = make(100, member("a"))
+    pieces.hear(A, news(*range(100)), 0.0)
+    pieces.rest(A, 1.0)
+    pieces.excuse_all(1000.0)
+    pieces.rest(A, 1000.1)
+    assert pieces.list_there(1001.0) != ()
+    pieces.rest(A, 1001.0 + PATIENCE_SECONDS)
+    assert pieces.list_there(1002.0 + PATIENCE_SECONDS) == ()
+
+
 def test_where_pieces_come_slowly_members_have_as_much_time() -> None:
     pieces = make(100, member("a"))
     run = pieces.next_run(0.0)

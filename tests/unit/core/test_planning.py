@@ -382,6 +382,33 @@ def test_the_place_of_one_that_still_answers_is_waited_for_by_all_who_have_no_ot
     assert sorted(of_each(fleet)[other]) == [ShardState.PLACED, ShardState.READY]
 
 
+def test_while_one_that_has_failed_is_tried_again_in_a_moment_the_others_wait_for_what_comes_of_it() -> None:
+    fleet, new, other = two_that_roll()
+    now = 64.0
+    for _ in range(2):
+        (coming,) = (
+            life.replica.shard
+            for life in fleet._state.roster.of(new.model.name)
+            if life.alive and life.replica.shard.model.source == "/new"
+        )
+        effects = fleet.handle(a_word(coming, ShardState.ENDED, cause="no such flag"), now)
+        now += 12.0
+        assert drains([*effects, *wake(fleet, until=now)]) == []
+    # it has returned, and the spare place is the other's
+    placed = [life.replica for life in fleet._state.roster.of(other) if life.replica.shard.model.source == "/new"]
+    assert [replica.state for replica in placed] == [ShardState.PLACED]
+
+
+def test_between_the_proof_of_one_and_the_end_of_the_other_nobody_goes_in_place() -> None:
+    fleet, new, other = two_that_roll()
+    fleet.handle(a_word(new, ShardState.READY), 65.0)
+    wake(fleet, until=74.9)
+    # the other is looked at first
+    fleet._state.plan_first(other)
+    effects = [*fleet.handle(Wakeup(), 75.0), *wake(fleet, until=76.0)]
+    assert [drain.replica.split("-")[1] for drain in drains(effects)] == [new.model.name]
+
+
 def test_one_that_is_launched_is_waited_for_as_long_as_it_loads() -> None:
     fleet, new, _ = two_that_roll()
     fleet.handle(a_word(new, ShardState.LOADING), 62.0)
