@@ -18,8 +18,8 @@ from llmgw.core.node import NodeId
 from llmgw.core.weights import RELAY, Cached, Fetch, Manifest, SetAside, Source, Swarm, key_of
 from llmgw.host.disks import is_shared
 from llmgw.host.weights.disk.cache import Cache
-from llmgw.host.weights.disk.clearing import Use
 from llmgw.host.weights.disk.damage import Damaged
+from llmgw.host.weights.disk.in_use import Use
 from llmgw.host.weights.disk.partial import Partial
 from llmgw.host.weights.fetch import fetch
 from llmgw.host.weights.giver import Giver
@@ -162,7 +162,7 @@ class Depot:
     def _put(self, manifest: Manifest) -> None:
         key = key_of(manifest.source)
         folder = self._settings.cache / key / manifest.commit
-        self._shelves[key, manifest.commit] = KeptShelf(manifest, folder)
+        self._shelves[key, manifest.commit] = KeptShelf(manifest, folder, partial(self._cache.note_wrong, manifest))
 
     def _keep_shelves(self, is_kept: Callable[[tuple[str, str], Shelf], bool]) -> None:
         self._shelves = {name: shelf for name, shelf in self._shelves.items() if is_kept(name, shelf)}

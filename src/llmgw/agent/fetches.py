@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import trio
@@ -12,7 +12,7 @@ from llmgw.agent.describing import describe_fetch
 from llmgw.agent.hands import Depot
 from llmgw.core.weights import Fetch, Manifest, Phase, Pull, Source, Swarm
 from llmgw.errors import EngineFailed
-from llmgw.host.weights.errors import show_url
+from llmgw.host.weights.errors import FetchFailed, Kind, show_url
 from llmgw.units import format_decimal, format_duration
 
 log = logging.getLogger(__name__)
@@ -49,7 +49,8 @@ class Fetches:
     """Those that are under way, by their sources. ``begin`` starts each as a task (as ``Nursery.start_soon`` does);
     ``find_swarm`` says who else has one, and ``find_users`` which shards run by a commit of it; ``changed`` is called
     when there is something new of any of them, ``turned`` when that is what other nodes wait for, ``kept`` with what
-    has come, before whoever waits for it goes on, and ``over`` when one has ended, however."""
+    has come, before whoever waits for it goes on, ``spoilt`` when one ends by what is damaged, before that is
+    told, and ``over`` when one has ended, however."""
 
     __slots__ = (
         "_begin",
@@ -60,6 +61,7 @@ class Fetches:
         "_find_users",
         "_kept",
         "_logged",
+        "_look",
         "_over",
         "_running",
         "_turned",
@@ -75,6 +77,7 @@ class Fetches:
         changed: Callable[[], None],
         turned: Callable[[], None],
         kept: Callable[[Manifest], None],
+        spoilt: Callable[[], Awaitable[None]],
         over: Callable[[], None],
     ) -> None:
         self._depot = depot
@@ -84,6 +87,7 @@ class Fetches:
         self._changed = changed
         self._turned = turned
         self._kept = kept
+        self._look = spoilt
         self._over = over
         self._running: dict[str, Fetching] = {}
         # The last one of each source where that failed, and when.
@@ -161,6 +165,8 @@ class Fetches:
                 self._kept(fetching.manifest)
         except EngineFailed as error:
             fetching.failure = error
+            if isinstance(error, FetchFailed) and error.kind is Kind.CORRUPT:
+                await self._look()
         except Exception as error:
             log.exception("the fetch of %s ends by a fault of llmgw", show_url(source.text))
             fetching.failure = EngineFailed(f"a fault of llmgw itself: {type(error).__name__}: {error}")

@@ -80,6 +80,7 @@ class Weights:
             changed=self._stir,
             turned=self._hurry,
             kept=self._note_kept,
+            spoilt=self._list_again,
             over=self._note_over,
         )
         # What each shard runs by, or is about to: by source.
@@ -425,11 +426,15 @@ class Weights:
         while True:
             await self._over.wait()
             self._over = trio.Event()
-            try:
-                await self._list()
-            except Exception:
-                log.exception("what a fetch has left here can't be listed; it will be with the next look")
+            await self._list_again()
             self._stir()
+
+    async def _list_again(self) -> None:
+        """What a fetch has found or left is not to be told later than that it has failed."""
+        try:
+            await self._list()
+        except Exception:
+            log.exception("what a fetch has left here can't be listed; it will be with the next look")
 
 
 def _list_manifest(each: Manifest) -> Cached:

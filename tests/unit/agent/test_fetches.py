@@ -68,6 +68,7 @@ def fetches(depot, kept, turns, overs, nursery):
         changed=lambda: None,
         turned=lambda: turns.append(trio.current_time()),
         kept=kept.append,
+        spoilt=trio.lowlevel.checkpoint,
         over=lambda: overs.append(trio.current_time()),
     )
 

@@ -231,6 +231,22 @@ async def test_what_is_damaged_while_a_shard_runs_by_it_stays_and_is_told(begin,
     assert third.got is not None
 
 
+async def test_that_a_pull_has_failed_is_not_told_before_what_it_has_found(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    want(weights)
+    await trio.sleep(60)
+    commit = depot.origin.commit_of(SOURCE)
+    depot.spoilt[SOURCE, commit] = "m.fake is not what was fetched"
+    await trio.sleep(5)
+    depot.look(depot.kept[SOURCE, commit])
+    told.clear()
+    weights.order(order(Pull(number=1, source=SOURCE)))
+    await trio.sleep(60)
+    failed = [each for each in told if any(fetch.pull and fetch.phase is Phase.FAILED for fetch in each.fetches)]
+    assert failed
+    assert all([cached.wrong for cached in each.cached] == ["m.fake is not what was fetched"] for each in failed)
+
+
 async def test_an_older_commit_that_is_whole_is_taken_rather_than_a_damaged_one(begin, autojump_clock, want, depot):
     weights = await begin()
     want(weights)

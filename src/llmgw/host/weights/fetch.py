@@ -6,14 +6,15 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeAlias
 
 import trio
 
-from llmgw.core.weights import Fetch, FileListed, Listing, Manifest, Phase, Source, Swarm, key_of
+from llmgw.core.weights import Fetch, FileKept, FileListed, Listing, Manifest, Phase, Source, Swarm, key_of
 from llmgw.errors import only_ours
 from llmgw.host.weights.disk.cache import GONE, Cache
-from llmgw.host.weights.disk.damage import refuse_used
+from llmgw.host.weights.disk.damage import Damaged, refuse_used
 from llmgw.host.weights.disk.partial import CorruptFile, Partial
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind
 from llmgw.host.weights.peers import NotNow, PeerGone, Peers
@@ -165,12 +166,14 @@ class _Fetching:
             # (what its origin went back to is the newest again)
             if wrong is None and (found := await trio.to_thread.run_sync(renew, text, here.commit, time.time())):
                 return found
-            await self._set_aside(here, wrong or GONE)
-        elif users := self._users(listing.commit):
-            lies: bool = await trio.to_thread.run_sync(self._cache.lies, text, listing.commit)
-            if lies:
-                folder = self._cache.folder / key_of(text) / listing.commit
-                raise refuse_used(text, listing.commit, folder, "its manifest can't be read", users)
+            if _is_of(here, listing):
+                await self._set_aside(here, wrong or GONE)
+            else:
+                await self._set_unread_aside(Damaged(manifest=here, why=wrong or GONE), listing)
+        else:
+            unread: Damaged | None = await trio.to_thread.run_sync(self._cache.tell_unread, text, listing.commit)
+            if unread is not None:
+                await self._set_unread_aside(unread, listing)
         self._meter.know(listing, 0)
         partial = await self._open(listing)
         try:
@@ -202,11 +205,32 @@ class _Fetching:
 
     async def _set_aside(self, manifest: Manifest, wrong: str) -> None:
         """What is right of it is what the fetch goes on from. Raises FetchFailed while anybody runs by it."""
+        self._refuse_used(manifest, wrong)
+        await trio.to_thread.run_sync(self._cache.set_aside, manifest, wrong)
+        self._meter.mend(wrong)
+
+    async def _set_unread_aside(self, damaged: Damaged, listing: Listing) -> None:
+        """The same of a commit whose manifest can't be read whole any more: what it should be is what its origin says,
+        and where that has no hash of it, what is left of the manifest, or another node."""
+        self._refuse_used(damaged.manifest, damaged.why)
+        if any(each.sha256 is None for each in listing.files):
+            listing = _add_sums(listing, damaged.manifest.files)
+        if any(each.sha256 is None for each in listing.files):
+            told = await self._ask_members()
+            listing = _add_sums(listing, told.files if told is not None and told.commit == listing.commit else ())
+        self._meter.know(listing, 0)
+        self._meter.wait_for(lambda: "the disk is slow: what lies here is not read yet")
+        hear = self._follow(self._look_through)
+        try:
+            await trio.to_thread.run_sync(self._cache.set_unread_aside, damaged, listing, _stop_when_cancelled, hear)
+        finally:
+            self._meter.wait_for(None)
+        self._meter.mend(damaged.why)
+
+    def _refuse_used(self, manifest: Manifest, wrong: str) -> None:
         if users := self._users(manifest.commit):
             folder = self._cache.folder / key_of(manifest.source) / manifest.commit
             raise refuse_used(manifest.source, manifest.commit, folder, wrong, users)
-        await trio.to_thread.run_sync(self._cache.set_aside, manifest, wrong)
-        self._meter.mend(wrong)
 
     async def _open(self, listing: Listing) -> Partial:
         """What is here already, looked through: that takes as long as the disk needs for it."""
@@ -336,6 +360,20 @@ def _list_again(manifest: Manifest) -> Listing:
     """What a commit was when it was fetched."""
     files = tuple(FileListed(name=each.name, size_bytes=each.size_bytes, sha256=each.sha256) for each in manifest.files)
     return Listing(source=manifest.source, commit=manifest.commit, files=files)
+
+
+def _is_of(manifest: Manifest, listing: Listing) -> bool:
+    """Whether its manifest can be right: one that has changed on its disk may have a name that nothing has."""
+    kept, listed = ([(each.name, each.size_bytes) for each in all_of.files] for all_of in (manifest, listing))
+    # (an earlier version may have taken other files of a repository)
+    return kept == listed or len(kept) != len(listed)
+
+
+def _add_sums(listing: Listing, told: Sequence[FileListed | FileKept]) -> Listing:
+    """With what somebody else says of the same files, where the origin says nothing."""
+    sums = {(each.name, each.size_bytes): each.sha256 or None for each in told}
+    files = (replace(each, sha256=each.sha256 or sums.get((each.name, each.size_bytes))) for each in listing.files)
+    return replace(listing, files=tuple(files))
 
 
 def _stop_when_cancelled() -> bool:

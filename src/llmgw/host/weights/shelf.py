@@ -6,7 +6,7 @@ import errno
 import os
 import secrets
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, TypeAlias, overload
@@ -53,13 +53,19 @@ class Shelf(Protocol):
         fails."""
 
 
+def note_nothing(why: str) -> None:
+    """Nobody asks."""
+
+
 class KeptShelf:
-    """A whole commit: what its manifest says lies in ``folder``."""
+    """A whole commit: what its manifest says lies in ``folder``. ``note`` is told what is found wrong with it, in words
+    that begin with a file's name, by the thread that has read it."""
 
     order = WHOLE_ORDER
     whole = True
 
-    def __init__(self, manifest: Manifest, folder: Path) -> None:
+    def __init__(self, manifest: Manifest, folder: Path, note: Callable[[str], None] = note_nothing) -> None:
+        self._note = note
         self.files = manifest.files
         self._manifest = manifest
         self._folder = folder
@@ -83,18 +89,22 @@ class KeptShelf:
             if isinstance(error, FileNotFoundError) and not self._folder.exists():
                 # It was collected: whoever asks has been told of it a moment ago.
                 raise LookupError(f"{self._folder} is gone") from error
+            if error.errno == errno.EIO:
+                self._note(f"{kept.name} can't be read: {error.strerror}")
             raise self._tell(kept, f"can't be read ({error.strerror})") from error
         if blake3(data).hexdigest() != kept.pieces[piece]:
             # Whoever takes it would find that out too, and tell nobody here.
-            raise self._tell(kept, f"is not what was fetched (piece {piece})")
+            wrong = f"is not what was fetched (piece {piece})"
+            self._note(f"{kept.name} {wrong}")
+            raise self._tell(kept, wrong)
         return data
 
     def _tell(self, kept: FileKept, wrong: str) -> Spoiled:
         source, commit = show_url(self._manifest.source), self._manifest.commit[:12]
         return Spoiled(
             f"{kept.name} of {source} ({commit}) in {self._folder} {wrong}: it is not given to other nodes, and "
-            f"engines here may read it. See whether this disk is well; `llmgw ctl weights pull {source}` fetches what "
-            "is wrong anew, where nothing runs by it",
+            f"engines that run by it may read it. See whether this disk is well; `llmgw ctl weights pull {source}` "
+            "fetches what is wrong anew, where nothing runs by it",
             self._folder,
         )
 

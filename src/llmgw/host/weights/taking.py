@@ -99,6 +99,8 @@ class Taking:
         # When we had a turn last, and whether that came late.
         self._turned_at = float("inf")
         self._was_stopped = False
+        # Since when it goes on after that: nobody was silent, or has refused us, before.
+        self._awake_since = -float("inf")
         self._failure: FetchFailed | None = None
         self._bell = trio.Event()
         self._writers = trio.CapacityLimiter(WRITERS)
@@ -142,6 +144,7 @@ class Taking:
         now = trio.current_time()
         stopped = now - self._turned_at > STOPPED_SECONDS
         if stopped and not self._was_stopped:
+            self._awake_since = now
             self._pieces.excuse_all(now)
             self._listen(now)
         # (where every turn comes late, the machine is slow, and nothing would ever be asked for)
@@ -222,7 +225,7 @@ class Taking:
                 is_relayed = member.seed == RELAY
                 if is_relayed:
                     told = self._miss(member, told, refusal)
-                elif trio.current_time() - answered_at > PATIENCE_SECONDS:
+                elif self._turn() - max(answered_at, self._awake_since) > PATIENCE_SECONDS:
                     raise
                 await trio.sleep(pause)
                 pause = min(2 * pause, MISSED_SECONDS if is_relayed else NOT_YET_SECONDS)

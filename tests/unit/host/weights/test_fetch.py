@@ -205,7 +205,7 @@ async def test_a_commit_that_nobody_can_read_stays_while_somebody_runs_by_it(
         manifest = await cluster.fetch(node, TEXT)
         place(node, manifest, ".manifest.json").write_text("{")
         node.users = lambda commit: ["shd-1"]
-        with pytest.raises(FetchFailed, match="its manifest can't be read; it stays as it is while shd-1"):
+        with pytest.raises(FetchFailed, match=r"its manifest means nothing: .*; it stays as it is while shd-1"):
             await cluster.fetch(node, TEXT)
         node.users = lambda commit: []
         assert read_kept(node, await cluster.fetch(node, TEXT), "x.bin") == content
@@ -213,6 +213,90 @@ async def test_a_commit_that_nobody_can_read_stays_while_somebody_runs_by_it(
         node.users = lambda commit: ["shd-1"]
         # (of what is gone nothing can be spoiled)
         assert read_kept(node, await cluster.fetch(node, TEXT), "x.bin") == content
+
+
+def lie(path: Path) -> None:
+    """A byte of a manifest changes that leaves it one."""
+    path.write_text(path.read_text().replace('"x.bin"', '"z.bin"'))
+
+
+@pytest.mark.parametrize("newest", [False, True])
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: os.truncate(path, 90),
+        lambda path: os.truncate(path, 0),
+        lambda path: path.write_bytes(os.urandom(200)),
+        lambda path: path.unlink(),
+        lie,
+        lambda path: os.truncate(path.with_name(".manifest.hashes"), 40),
+        lambda path: (path.unlink(), path.with_name(".manifest.hashes").unlink()),
+        lambda path: (path.unlink(), path.with_name(".manifest.hashes").write_bytes(bytes(7 * 32))),
+    ],
+    ids=["cut off", "empty", "garbage", "gone", "another name", "hashes cut off", "both gone", "hashes of nothing"],
+)
+async def test_of_a_commit_whose_manifest_is_damaged_nothing_is_fetched_anew(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, damage: Callable[[Path], object], newest: bool
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        damage(place(node, manifest, ".manifest.json"))
+        node.cache.list()
+        (damaged,) = node.cache.list_damaged()
+        assert (damaged.manifest.source, damaged.manifest.commit) == (TEXT, manifest.commit)
+        use = Cache(node.cache.folder).use(manifest)
+        assert use is not None
+        before = place(node, manifest).stat().st_ino
+        with pytest.raises(FetchFailed, match=r"is damaged: .*while an engine of another agent"):
+            await cluster.fetch(node, TEXT, newest=newest)
+        assert place(node, manifest).stat().st_ino == before
+        assert not list(place(node, manifest).parent.glob(".pieces"))
+        use.close()
+        again = await cluster.fetch(node, TEXT, newest=newest)
+        assert read_kept(node, again, "x.bin") == content
+        assert again.files == manifest.files
+        assert node.last.origin_bytes == 0
+        assert (node.last.cause or "").startswith("fetched anew, for what lay here of it was damaged: ")
+        assert node.cache.list() == (again,)
+        assert [each.why for each in node.cache.set_asides] == [damaged.why]
+
+
+async def test_of_a_commit_without_manifest_what_is_wrong_is_fetched_anew_and_no_more(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        place(node, manifest, ".manifest.json").unlink()
+        spoil(place(node, manifest), 2 * MIB + 5)
+        again = await cluster.fetch(node, TEXT)
+        assert read_kept(node, again, "x.bin") == content
+        assert node.last.origin_bytes == MIB
+        for name in (".manifest.json", ".manifest.hashes"):
+            place(node, again, name).unlink()
+        spoil(place(node, again), 2 * MIB + 5)
+        # (of no piece anybody could say that it is right)
+        again = await cluster.fetch(node, TEXT)
+        assert read_kept(node, again, "x.bin") == content
+        assert node.last.origin_bytes == SIZE
+
+
+@pytest.mark.parametrize("left", [".manifest.json", ".manifest.hashes"])
+async def test_where_the_origin_has_no_hashes_what_is_left_of_them_counts(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, left: str
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        text = f"{origin.url}/{FILE}"
+        manifest = await cluster.fetch(node, text)
+        (gone,) = {".manifest.json", ".manifest.hashes"} - {left}
+        place(node, manifest, gone).unlink()
+        again = await cluster.fetch(node, text)
+        assert read_kept(node, again, "x.bin") == content
+        assert (node.last.origin_bytes, again.files) == (0, manifest.files)
+        for name in (".manifest.json", ".manifest.hashes"):
+            place(node, manifest, name).unlink()
+        # (nobody can say what it should be)
+        again = await cluster.fetch(node, text)
+        assert (node.last.origin_bytes, again.files) == (SIZE, manifest.files)
 
 
 async def test_a_proof_ends_when_nobody_waits_for_it_and_is_told_when_it_stands(

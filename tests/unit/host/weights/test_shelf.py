@@ -71,13 +71,16 @@ def test_a_whole_commit_tells_every_piece_and_gives_each(kept: Kept) -> None:
 
 
 def test_a_piece_of_a_whole_commit_that_has_changed_is_not_given(kept: Kept) -> None:
-    shelf = KeptShelf(kept.manifest, kept.folder)
+    noted: list[str] = []
+    shelf = KeptShelf(kept.manifest, kept.folder, noted.append)
     data = bytearray(kept.files["a.bin"])
     data[LEAST_PIECE_BYTES + 7] ^= 1
     (kept.folder / "a.bin").write_bytes(data)
     assert shelf.read(0, 0) == kept.files["a.bin"][:LEAST_PIECE_BYTES]
+    assert noted == []
     with pytest.raises(Spoiled, match=r"a\.bin of hf:org/repo/\* \(c{12}\) in .*whole is not what was fetched"):
         shelf.read(0, 1)
+    assert noted == ["a.bin is not what was fetched (piece 1)"]
 
 
 def test_of_a_whole_commit_nothing_is_listed_before_somebody_asks(kept: Kept) -> None:

@@ -434,3 +434,46 @@ async def test_who_was_stopped_itself_hears_first_what_has_come_to_the_others(
                 await ended.wait()
                 assert remote.asked == before
                 nursery.cancel_scope.cancel()
+
+
+class Refusing(Remote):
+    """The member does not know us twice: it was told that our link is down."""
+
+    refused = 0
+
+    async def hear(self, member: Member, key: str, commit: str, *, since: Told | None, wait_seconds: int) -> Told:
+        if since is not None and self.refused < 2:
+            await self.news.wait()
+            self.refused += 1
+            raise NotNow("it answers 403")
+        return await super().hear(member, key, commit, since=since, wait_seconds=wait_seconds)
+
+
+async def test_what_refuses_who_has_just_been_stopped_is_asked_again_before_the_origin_is(
+    tmp_path: Path, mock_clock: MockClock
+) -> None:
+    mock_clock.rate = 1.0
+    remote = Refusing(random.Random(1).randbytes(32 * MIB))
+    members = tuple(Member(node=NodeId(name), seed=f"{name}:1") for name in ("me", "other"))
+    async with open_taking(tmp_path, remote, members) as fetched:
+        with trio.fail_after(100):
+            async with trio.open_nursery() as nursery:
+                ended = trio.Event()
+
+                async def run() -> None:
+                    await fetched.run(nursery)
+                    ended.set()
+
+                nursery.start_soon(run)
+                await until(lambda: len(remote.asked) == 2 and remote.questions == 1)
+                await trio.testing.wait_all_tasks_blocked(0.02)
+                before = list(remote.asked)
+                mock_clock.jump(30)
+                remote.news.set()
+                await until(lambda: remote.questions == 3)
+                remote.lines.set()
+                remote.news.set()
+                await ended.wait()
+                assert remote.refused == 2
+                assert remote.asked == before
+                nursery.cancel_scope.cancel()

@@ -16,26 +16,30 @@ from llmgw.core.weights import Listing, Manifest, SetAside, key_of
 from llmgw.host.disks import is_shared
 from llmgw.host.weights.disk.beneath import Folder, open_folder
 from llmgw.host.weights.disk.clearing import (
-    InUse,
     Leftover,
-    NotRemoved,
-    Use,
     list_leftovers,
     read_source,
     remove_commit,
     remove_empty,
     remove_leftover,
     set_aside,
+    set_unread_aside,
     tidy_key,
-    use_commit,
 )
-from llmgw.host.weights.disk.damage import Damaged, find_wrong, refuse_used
+from llmgw.host.weights.disk.damage import Damaged, find_wrong, read_mark, refuse_used, remove_mark, write_mark
 from llmgw.host.weights.disk.entry_file import find_entry_file, find_entry_folder
 from llmgw.host.weights.disk.faults import NoRoom, explain, explain_lock
 from llmgw.host.weights.disk.file_names import MANIFEST_NAME, RENEWED_NAME, SOURCE_NAME, is_commit, is_key
 from llmgw.host.weights.disk.heads import find_bad_head
+from llmgw.host.weights.disk.in_use import InUse, NotRemoved, Use, use_commit
 from llmgw.host.weights.disk.key_lock import is_held_by, show_life, take_lock
-from llmgw.host.weights.disk.manifest_file import find_fault, mode_of, read_manifest, renew_manifest
+from llmgw.host.weights.disk.manifest_file import (
+    describe_unread,
+    find_fault,
+    mode_of,
+    read_manifest,
+    renew_manifest,
+)
 from llmgw.host.weights.disk.part_folder import clear_others, come_after
 from llmgw.host.weights.disk.partial import Partial, never, open_partial, tell_nobody, tell_nobody_both
 from llmgw.host.weights.disk.reserve import Reservations
@@ -47,6 +51,8 @@ LET_GO_SECONDS = 5.0
 # So many of the last commits that were set aside are told of.
 MOST_SET_ASIDE = 16
 GONE = "it is gone"
+BARE = "it holds no manifest"
+ELSE = "its manifest is of something else"
 
 # When and where a file was written.
 _Stamp: TypeAlias = tuple[int, ...] | None
@@ -65,7 +71,7 @@ class Cache:
         # A manifest is long, and does not change: what was read of it, by key and commit, for as long as it is here.
         self._known: dict[str, dict[str, _Noted]] = {}
         self._told: set[tuple[str, str, str]] = set()
-        # Those whose sizes are right and whose bytes are not: by key and commit what was found, and of which manifest.
+        # What was found wrong and can't be noted beside it, by key and commit, and of which manifest.
         self._marks: dict[tuple[str, str], tuple[tuple[_Stamp, ...], str]] = {}
         self._damaged: dict[str, tuple[Damaged, ...]] = {}
         self._set_aside: tuple[SetAside, ...] = ()
@@ -108,11 +114,25 @@ class Cache:
                 return manifest
         return None
 
-    def lies(self, source: str, commit: str) -> bool:
-        """Whether there is a folder of this commit, whatever is in it."""
-        with self._telling(), open_folder(self.folder) as cache:
-            return is_commit(commit) and cache.has_folder(f"{key_of(source)}/{commit}")
-        return False
+    def tell_unread(self, source: str, commit: str) -> Damaged | None:
+        """What lies under a commit's name whose manifest says nothing, and why; None where nothing does, or it says
+        something. Raises FetchFailed where the disk can't be read."""
+        try:
+            if not is_commit(commit):
+                return None
+            with self._open_commit(source, commit) as folder:
+                try:
+                    manifest = read_manifest(folder)
+                    why = None if (manifest.source, manifest.commit) == (source, commit) else ELSE
+                except FileNotFoundError:
+                    why = BARE
+                except ValueError as error:
+                    why = str(error)
+                return None if why is None else Damaged(manifest=describe_unread(folder, source, commit), why=why)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise explain(error, self.folder) from error
 
     def judge(self, manifest: Manifest) -> str | None:
         """Why a commit is no copy any more, as far as that is known without a look into its files; None where it is."""
@@ -133,17 +153,46 @@ class Cache:
         """Compare all that lies here of a commit with the hashes that it was kept with. What is wrong makes it no copy
         any more, and where nothing is it is one again. ``tell``: so many bytes were read, and so many are right. Raises
         FetchFailed where the disk can't be read."""
-        return self._examine(manifest, lambda folder: find_wrong(folder, manifest, stop, tell))
+        stopped = False
+
+        def stops() -> bool:
+            nonlocal stopped
+            stopped = stopped or stop()
+            return stopped
+
+        return self._examine(
+            manifest, lambda folder: find_wrong(folder, manifest, stops, tell), proves=lambda: not stopped
+        )
+
+    def note_wrong(self, manifest: Manifest, why: str) -> None:
+        """Somebody has read a part of a commit, and found it wrong: it is no copy any more."""
+        # (where it is gone, or can't be reached, no launch takes it either)
+        with suppress(FetchFailed):
+            self._examine(manifest, lambda folder: read_mark(folder) or why)
 
     def set_aside(self, manifest: Manifest, why: str) -> None:
         """Have what lies here of a damaged commit be what is left of a fetch of it: the next one keeps what is right,
         and fetches the rest anew. Whoever calls this holds the source's lock. Raises FetchFailed, also while some
         program keeps it from being removed."""
+        self._set_one_aside(manifest, why, lambda key: set_aside(key, manifest))
+
+    def set_unread_aside(
+        self,
+        damaged: Damaged,
+        listing: Listing,
+        stop: Callable[[], bool] = never,
+        tell: Callable[[int], None] = tell_nobody,
+    ) -> None:
+        """The same of a commit whose manifest says nothing, once it is known what the commit is: all of it is read.
+        ``tell``: so many bytes of it so far."""
+        self._set_one_aside(damaged.manifest, damaged.why, lambda key: set_unread_aside(key, listing, stop, tell))
+
+    def _set_one_aside(self, manifest: Manifest, why: str, act: Callable[[Folder], None]) -> None:
         source, commit = manifest.source, manifest.commit
         folder = self.folder / key_of(source) / commit
         try:
             with open_folder(self.folder) as cache, cache.enter(key_of(source)) as key:
-                set_aside(key, manifest)
+                act(key)
         except FileNotFoundError:
             return
         except InUse as error:
@@ -285,13 +334,18 @@ class Cache:
         with open_folder(self.folder) as cache, cache.enter(f"{key_of(source)}/{commit}") as folder:
             yield folder
 
-    def _examine(self, manifest: Manifest, find: Callable[[Folder], str | None]) -> str | None:
-        """What is found wrong with a commit counts until it is another one, or nothing is found any more."""
+    def _examine(
+        self, manifest: Manifest, find: Callable[[Folder], str | None], *, proves: Callable[[], bool] = never
+    ) -> str | None:
+        """What is found wrong with a commit counts for every program on this folder, and whatever is begun anew, until
+        it is another one, or (``proves``: by all of its bytes) nothing is found any more."""
         name = key_of(manifest.source), manifest.commit
         try:
             with self._open_commit(manifest.source, manifest.commit) as folder:
                 stamps = _stamp_all(folder)
                 why = find(folder)
+                if why is not None or proves():
+                    self._mark(name, folder, stamps, why)
         except FileNotFoundError:
             return GONE
         except OSError as error:
@@ -300,11 +354,20 @@ class Cache:
                 Kind.DISK,
                 remedy="see what ails that disk (dmesg), and let the user that llmgw runs as read what is there",
             ) from error
-        if why is None:
-            self._marks.pop(name, None)
-        else:
-            self._marks[name] = stamps, why
         return why
+
+    def _mark(self, name: tuple[str, str], folder: Folder, stamps: tuple[_Stamp, ...], why: str | None) -> None:
+        self._marks.pop(name, None)
+        try:
+            if why is None:
+                remove_mark(folder)
+            else:
+                write_mark(folder, why)
+        except OSError as error:
+            # (by a disk that is read only, or full, it is known for as long as this agent runs)
+            log.warning("%s can't be changed: %s", error.filename or folder.path, error.strerror)
+            if why is not None:
+                self._marks[name] = stamps, why
 
     def _list_of(self, source: str) -> tuple[Manifest, ...]:
         found: list[Manifest] = []
@@ -318,7 +381,12 @@ class Cache:
         with self._telling(name), cache.enter(name) as key:
             for commit in filter(is_commit, key.names()):
                 with self._telling(name, commit):
-                    if (noted := _look_at(key, commit, before.get(commit))) is None:
+                    try:
+                        noted = _look_at(key, commit, before.get(commit))
+                    except ValueError as error:
+                        damaged += _find_unread(key, commit, str(error))
+                        raise
+                    if noted is None:
                         continue
                     stamps, manifest, fault = noted
                     marked = self._marks.get((name, commit))
@@ -374,11 +442,21 @@ def _look_at(key: Folder, commit: str, known: _Noted | None) -> tuple[tuple[_Sta
     with key.enter(commit) as folder:
         stamps = _stamp_all(folder)
         if stamps[0] is None:
-            raise ValueError("it holds no manifest")
+            raise ValueError(BARE)
         manifest = known[1] if known is not None and known[0] == stamps else read_manifest(folder)
         if (key_of(manifest.source), manifest.commit) != (key.path.name, commit):
-            raise ValueError("its manifest is of something else")
-        return stamps, manifest, find_fault(folder, manifest)
+            raise ValueError(ELSE)
+        return stamps, manifest, find_fault(folder, manifest) or read_mark(folder)
+
+
+def _find_unread(key: Folder, commit: str, why: str) -> list[Damaged]:
+    """What lies there, where llmgw has fetched something; its manifest says nothing."""
+    source = read_source(key)
+    if source is None:
+        return []
+    with key.enter(commit) as folder:
+        manifest = describe_unread(folder, source, commit)
+    return [Damaged(manifest=manifest, why=why)] if manifest.files else []
 
 
 def _stamp_all(folder: Folder) -> tuple[_Stamp, ...]:

@@ -4,46 +4,24 @@ it is in the cache, named and written by us, no link, and nobody uses it."""
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from llmgw.core.weights import Manifest, key_of
-from llmgw.errors import LlmgwError
+from llmgw.core.weights import Listing, Manifest, key_of
 from llmgw.host.weights.disk.beneath import Folder, count_bytes
-from llmgw.host.weights.disk.file_names import MANIFEST_NAME, PIECES_NAME, SOURCE_NAME, is_commit, is_key
+from llmgw.host.weights.disk.damage import find_right
+from llmgw.host.weights.disk.file_names import PIECES_NAME, SOURCE_NAME, is_commit, is_key
+from llmgw.host.weights.disk.in_use import NotRemoved, hold_alone
 from llmgw.host.weights.disk.key_lock import LOCK_NAME, Holder, try_lock
 from llmgw.host.weights.disk.manifest_file import list_foreign, read_manifest
 from llmgw.host.weights.disk.part_folder import GONE_SUFFIX, PART_SUFFIX, give_room_back
+from llmgw.host.weights.disk.partial import Stopped
 from llmgw.host.weights.disk.piece_log import write_all
 from llmgw.units import printable
 
 _MOST_SOURCE_BYTES = 64 * 1024
-
-
-class NotRemoved(LlmgwError):  # noqa: N818 - named by what happens next, like all of them
-    """It stays, for the reason that is told."""
-
-
-class InUse(NotRemoved):
-    """Somebody runs by it."""
-
-
-class Use:
-    """While it is open, no program that shares the folder removes a commit."""
-
-    __slots__ = ("file",)
-
-    def __init__(self, file: int) -> None:
-        self.file = file
-
-    def close(self) -> None:
-        """A second time does nothing."""
-        if self.file >= 0:
-            os.close(self.file)
-            self.file = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,27 +34,6 @@ class Leftover:
     commit: str
     size_bytes: int
     changed_at: float
-
-
-def use_commit(key: Folder, commit: str) -> Use | None:
-    """Keep a commit from being removed; None when it is gone. Raises OSError."""
-    with key.enter(commit) as folder:
-        file = folder.open(MANIFEST_NAME, os.O_RDONLY)
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        # Who removes it renames it first.
-        found, ours = key.status(f"{commit}/{MANIFEST_NAME}"), os.fstat(file)
-        if found is not None and (found.st_dev, found.st_ino) == (ours.st_dev, ours.st_ino):
-            return Use(file)
-    except BlockingIOError:
-        # Somebody is removing it just now.
-        os.close(file)
-        return None
-    except BaseException:
-        os.close(file)
-        raise
-    os.close(file)
-    return None
 
 
 def remove_commit(cache: Folder, source: str, commit: str) -> int:
@@ -106,19 +63,34 @@ def set_aside(key: Folder, manifest: Manifest) -> None:
     """Have what lies here of a commit, and is no copy of it any more, be what is left of a fetch: the next one keeps
     what of it is right. By who holds the lock of its source. Before the one rename it is what it was, behind it the
     other. Raises InUse, OSError."""
-    commit = manifest.commit
+    with _take_over(key, manifest.commit, [file.name for file in manifest.files]) as folder:
+        write_all(
+            folder,
+            (
+                (number, piece, digest)
+                for number, file in enumerate(manifest.files)
+                for piece, digest in enumerate(file.pieces)
+            ),
+        )
+
+
+def set_unread_aside(key: Folder, listing: Listing, stop: Callable[[], bool], tell: Callable[[int], None]) -> None:
+    """The same of a commit whose manifest says nothing any more, by what it is elsewhere. ``tell``: so many bytes of it
+    were read. Raises InUse, Stopped, OSError."""
+    with _take_over(key, listing.commit, [file.name for file in listing.files]) as folder:
+        right = list(find_right(folder, listing, stop, tell))
+        if stop():
+            raise Stopped("comparing what lies here was stopped")
+        write_all(folder, right)
+
+
+@contextmanager
+def _take_over(key: Folder, commit: str, names: Sequence[str]) -> Iterator[Folder]:
     with key.enter(commit) as folder:
-        if foreign := list_foreign(folder, [file.name for file in manifest.files]):
+        if foreign := list_foreign(folder, names):
             raise OSError(errno.EEXIST, "llmgw did not put it there", printable(str(folder.path / foreign[0])))
         with hold_alone(folder):
-            write_all(
-                folder,
-                (
-                    (number, piece, digest)
-                    for number, file in enumerate(manifest.files)
-                    for piece, digest in enumerate(file.pieces)
-                ),
-            )
+            yield folder
             key.remove(commit + PART_SUFFIX)
             key.rename(commit, commit + PART_SUFFIX)
             key.sync()
@@ -230,17 +202,5 @@ def _hold(key: Folder) -> Iterator[None]:
         raise NotRemoved(f"its source is being fetched or removed just now ({(file or Holder()).words})")
     try:
         yield
-    finally:
-        os.close(file)
-
-
-@contextmanager
-def hold_alone(folder: Folder) -> Iterator[None]:
-    file = folder.open(MANIFEST_NAME, os.O_RDWR)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise InUse("it is in use") from error
     finally:
         os.close(file)

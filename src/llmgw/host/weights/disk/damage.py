@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
 
-from llmgw.core.weights import FileKept, Manifest, piece_bytes_of
+from llmgw.core.weights import FileListed, Listing, Manifest, count_pieces, piece_bytes_of
 from llmgw.host.weights.disk.beneath import Folder
+from llmgw.host.weights.disk.file_names import DAMAGED_NAME
+from llmgw.host.weights.disk.manifest_file import read_hashes
 from llmgw.host.weights.errors import FetchFailed, Kind, show_url
+from llmgw.units import printable
 
 # (what is no file there, or is a link, is no copy)
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EINVAL)
 _SHOWN_FILES = 3
+_MOST_WHY_BYTES = 16 * 1024
+# Where a kill has left nothing of the words.
+_UNSAID = "it was found damaged"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damaged:
-    """A commit that is no copy any more, by its manifest, and ``why``: words that begin with a file's name."""
+    """A commit that is no copy any more, by its manifest (where that says nothing any more, by what lies there: without
+    hashes), and ``why``: words that begin with a file's name."""
 
     manifest: Manifest
     why: str
@@ -61,7 +69,7 @@ def find_wrong(
             for number, digest in enumerate(kept.pieces):
                 if stop():
                     return None
-                content = _read(file, folder.path / kept.name, kept, number)
+                content = _read(file, folder.path / kept.name, kept.size_bytes, number)
                 read += len(content)
                 is_right = blake3(content).hexdigest() == digest
                 right += len(content) if is_right else 0
@@ -77,11 +85,78 @@ def find_wrong(
     return ", ".join(told[:_SHOWN_FILES]) + more if told else None
 
 
-def _read(file: int, path: Path, kept: FileKept, number: int) -> bytes:
+def find_right(
+    folder: Folder, listing: Listing, stop: Callable[[], bool], tell: Callable[[int], None]
+) -> Iterator[tuple[int, int, str]]:
+    """What of a commit that has no manifest is right, as (file, piece, BLAKE3): by the hashes that lie beside it, and
+    of a whole file by the SHA-256 that is known of it; until ``stop`` says so. ``tell``: so many bytes were read.
+    Raises OSError."""
+    counts = [count_pieces(file.size_bytes) for file in listing.files]
+    hashes = read_hashes(folder, sum(counts))
+    first = read = 0
+    for number, (listed, count) in enumerate(zip(listing.files, counts, strict=True)):
+        kept = hashes[first : first + count]
+        first += count
+        if not kept and listed.sha256 is None:
+            # (nobody can say what it should be)
+            continue
+        try:
+            file = folder.open(listed.name, os.O_RDONLY)
+        except OSError as error:
+            if error.errno not in _ABSENT:
+                raise
+            continue
+        digests, whole = [], hashlib.sha256()
+        try:
+            for piece in range(count):
+                if stop():
+                    return
+                content = _read(file, folder.path / listed.name, listed.size_bytes, piece)
+                read += len(content)
+                tell(read)
+                whole.update(content)
+                digests.append(blake3(content).hexdigest())
+        finally:
+            os.close(file)
+        if not _is_whole(listed, whole.hexdigest()):
+            digests = [digest if digest == known else "" for digest, known in zip(digests, kept, strict=False)]
+        yield from ((number, piece, digest) for piece, digest in enumerate(digests) if digest)
+
+
+def _is_whole(listed: FileListed, sha256: str) -> bool:
+    return listed.sha256 is not None and listed.sha256.lower() == sha256
+
+
+def write_mark(folder: Folder, why: str) -> None:
+    """Have every program that looks at this commit find that it is no copy any more: on the disk when this returns.
+    Raises OSError."""
+    if read_mark(folder) != why:
+        folder.write(DAMAGED_NAME, f"{why}\n".encode())
+        folder.sync()
+
+
+def read_mark(folder: Folder) -> str | None:
+    """What was found wrong with it; None where nothing was."""
+    if folder.status(DAMAGED_NAME) is None:
+        return None
+    try:
+        return printable(folder.read(DAMAGED_NAME, _MOST_WHY_BYTES).decode().removesuffix("\n")) or _UNSAID
+    except (OSError, UnicodeDecodeError):
+        return _UNSAID
+
+
+def remove_mark(folder: Folder) -> None:
+    """It is a copy again. Raises OSError."""
+    if folder.status(DAMAGED_NAME) is not None:
+        folder.remove(DAMAGED_NAME)
+        folder.sync()
+
+
+def _read(file: int, path: Path, size_bytes: int, number: int) -> bytes:
     """As much of a piece as is there."""
-    length = piece_bytes_of(kept.size_bytes)
+    length = piece_bytes_of(size_bytes)
     start, content = number * length, b""
-    wanted = min(length, kept.size_bytes - start)
+    wanted = min(length, size_bytes - start)
     try:
         while len(content) < wanted and (part := os.pread(file, wanted - len(content), start + len(content))):
             content += part

@@ -9,11 +9,13 @@ MANIFEST_NAME = ".manifest.json"
 # The BLAKE3 hashes that belong to a manifest, and when its commit was found to be the newest again.
 HASHES_NAME = ".manifest.hashes"
 RENEWED_NAME = ".manifest.renewed"
+# What was found wrong with it.
+DAMAGED_NAME = ".manifest.damaged"
 PIECES_NAME = ".pieces"
 SOURCE_NAME = "source"
 
 # What llmgw itself keeps in the folder of a commit.
-OUR_NAMES = (MANIFEST_NAME, HASHES_NAME, RENEWED_NAME, PIECES_NAME)
+OUR_NAMES = (MANIFEST_NAME, HASHES_NAME, RENEWED_NAME, DAMAGED_NAME, PIECES_NAME)
 
 _MOST_PART_BYTES = 255
 # A path may have 4096 bytes, and the folder of the cache has some of them.

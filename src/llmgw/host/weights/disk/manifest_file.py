@@ -6,11 +6,13 @@ bytes: read as a part of that text they would hold up every other thread for as 
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 import re
 import stat
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -59,6 +61,9 @@ def read_manifest(folder: Folder) -> Manifest:
     found = _read_text(folder)
     if (why := find_bad_name([file.name for file in found.files])) is not None:
         raise ValueError(f"its manifest is not llmgw's own: {why}")
+    if not found.files:
+        # (nothing is fetched without one)
+        raise ValueError("its manifest is not llmgw's own: it names no file")
     for file in found.files:
         count = None if file.pieces is None else len(file.pieces)
         if file.size_bytes < 0 or count not in (None, count_pieces(file.size_bytes)):
@@ -84,17 +89,27 @@ def renew_manifest(folder: Folder, manifest: Manifest, at: float) -> Manifest:
 
 
 def _read_text(folder: Folder) -> _Manifest:
-    text = folder.read(MANIFEST_NAME, _MOST_BYTES)
+    text = _read_whole(folder, MANIFEST_NAME)
     try:
         return msgspec.json.decode(text, type=_Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"its manifest means nothing: {error}") from error
 
 
+def _read_whole(folder: Folder, name: str) -> bytes:
+    try:
+        return folder.read(name, _MOST_BYTES)
+    except OSError as error:
+        if error.errno == errno.EIO:
+            # (a sector that can't be read any more is mended by being written)
+            raise ValueError(f"{name} can't be read: {error.strerror}") from error
+        raise
+
+
 def _add_hashes(folder: Folder, files: tuple[_File, ...]) -> tuple[FileKept, ...]:
     counts = [count_pieces(file.size_bytes) if file.pieces is None else 0 for file in files]
     try:
-        hashes = folder.read(HASHES_NAME, _MOST_BYTES) if any(counts) else b""
+        hashes = _read_whole(folder, HASHES_NAME) if any(counts) else b""
     except FileNotFoundError as error:
         raise ValueError(f"{HASHES_NAME} is missing") from error
     if len(hashes) != sum(counts) * HASH_BYTES:
@@ -106,6 +121,16 @@ def _add_hashes(folder: Folder, files: tuple[_File, ...]) -> tuple[FileKept, ...
         kept.append(FileKept(name=file.name, size_bytes=file.size_bytes, sha256=file.sha256, pieces=pieces))
         start = stop
     return tuple(kept)
+
+
+def read_hashes(folder: Folder, count: int) -> tuple[str, ...]:
+    """The hashes that lie beside a manifest, whatever became of that; nothing where they can't be those of so many
+    pieces. Raises OSError."""
+    try:
+        hashes = _read_whole(folder, HASHES_NAME)
+    except (FileNotFoundError, ValueError):
+        return ()
+    return _split(hashes.hex()) if len(hashes) == count * HASH_BYTES else ()
 
 
 def _split(digits: str) -> tuple[str, ...]:
@@ -137,6 +162,24 @@ def _fitting(found: os.stat_result, files: set[str], folders: set[str]) -> set[s
         return folders
     # A link in the place of a file is not that file.
     return files if stat.S_ISREG(found.st_mode) else set()
+
+
+def describe_unread(folder: Folder, source: str, commit: str) -> Manifest:
+    """What lies in the folder of a commit whose manifest can't be read whole any more: names and sizes, and what is
+    still said of their SHA-256 ("": nothing). It counts as fetched when something was last put there.
+    Raises OSError."""
+    sums: dict[str, str] = {}
+    with suppress(FileNotFoundError, ValueError):
+        found_text = _read_text(folder)
+        if (found_text.source, found_text.commit) == (source, commit):
+            sums = {file.name: file.sha256 for file in found_text.files}
+    files = tuple(
+        FileKept(name=name, size_bytes=found.st_size, sha256=sums.get(name, ""), pieces=())
+        for name, found in folder.walk()
+        if stat.S_ISREG(found.st_mode) and name not in OUR_NAMES
+    )
+    at = max((found.st_mtime for name, found in folder.walk() if name not in OUR_NAMES), default=0.0)
+    return Manifest(source=source, commit=commit, files=files, fetched_at=at)
 
 
 def find_fault(folder: Folder, manifest: Manifest) -> str | None:

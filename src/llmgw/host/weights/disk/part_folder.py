@@ -11,8 +11,10 @@ from contextlib import suppress
 
 from llmgw.core.weights import FileListed, Listing, Manifest, count_pieces
 from llmgw.host.weights.disk.beneath import Folder, count_bytes
+from llmgw.host.weights.disk.damage import read_mark
 from llmgw.host.weights.disk.extents import give_back_room, take_room
-from llmgw.host.weights.disk.file_names import PIECES_NAME, is_commit
+from llmgw.host.weights.disk.file_names import DAMAGED_NAME, PIECES_NAME, is_commit
+from llmgw.host.weights.disk.in_use import hold_alone
 from llmgw.host.weights.disk.manifest_file import (
     find_fault,
     list_foreign,
@@ -85,12 +87,14 @@ def publish(key: Folder, part: Folder, manifest: Manifest) -> Manifest:
     """Give the folder its final name; all of it is on the disk when this returns. What its files hold is there already.
 
     Where the commit is here after all (somebody fetched it where locks hold nobody off), that stays, and is returned.
-    Raises OSError.
+    Raises InUse where somebody runs by that, and it is no copy any more; OSError.
     """
     for name in _list_folders(manifest):
         with part.enter(name) as folder:
             folder.sync()
     write_manifest(part, manifest)
+    # (what was wrong with it is mended)
+    part.remove(DAMAGED_NAME)
     part.sync()
     if key.status(manifest.commit) is not None and (there := _make_way(key, manifest)) is not None:
         key.remove(manifest.commit + PART_SUFFIX)
@@ -121,12 +125,13 @@ def _make_way(key: Folder, manifest: Manifest) -> Manifest | None:
         with suppress(FileNotFoundError, ValueError):
             there = read_manifest(folder)
             names += [file.name for file in there.files]
-            if find_fault(folder, there) is None:
+            if find_fault(folder, there) is None and read_mark(folder) is None:
                 return there
         if foreign := list_foreign(folder, names):
             raise OSError(errno.EEXIST, "llmgw did not put it there", printable(str(folder.path / foreign[0])))
-    key.remove(manifest.commit + GONE_SUFFIX)
-    key.rename(manifest.commit, manifest.commit + GONE_SUFFIX)
+        with hold_alone(folder):
+            key.remove(manifest.commit + GONE_SUFFIX)
+            key.rename(manifest.commit, manifest.commit + GONE_SUFFIX)
     return None
 
 

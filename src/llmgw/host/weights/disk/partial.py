@@ -19,10 +19,12 @@ from llmgw.core.headers import HEAD_BYTES, Header, judge_header
 from llmgw.core.weights import FileKept, FileListed, Listing, Manifest, count_pieces, piece_bytes_of
 from llmgw.errors import LlmgwError
 from llmgw.host.weights.disk.beneath import Folder
+from llmgw.host.weights.disk.damage import refuse_used
 from llmgw.host.weights.disk.extents import begin_writing
 from llmgw.host.weights.disk.faults import explain
 from llmgw.host.weights.disk.file_names import find_bad_name, is_commit
 from llmgw.host.weights.disk.heads import compare_parts
+from llmgw.host.weights.disk.in_use import InUse
 from llmgw.host.weights.disk.manifest_file import list_foreign
 from llmgw.host.weights.disk.open_files import OpenFiles
 from llmgw.host.weights.disk.part_folder import (
@@ -226,6 +228,9 @@ class Partial:
                     os.fsync(file)
             manifest = Manifest(source=source, commit=commit, files=kept, fetched_at=come_after(self._key, commit, now))
             manifest = publish(self._key, self._part, manifest)
+        except InUse as error:
+            folder = self._key.path / commit
+            raise refuse_used(source, commit, folder, "it is not whole", ()) from error
         except OSError as error:
             raise explain(error, self._key.path.parent) from error
         self._kept = True

@@ -18,8 +18,9 @@ import trio
 
 from llmgw.core.weights import LEAST_PIECE_BYTES, FileListed, Listing, key_of
 from llmgw.host.weights.disk.cache import Cache
-from llmgw.host.weights.disk.clearing import NotRemoved
 from llmgw.host.weights.disk.faults import NoRoom
+from llmgw.host.weights.disk.in_use import NotRemoved
+from llmgw.host.weights.disk.partial import Stopped
 from llmgw.host.weights.errors import FetchFailed, Kind
 
 SOURCE = "hf:org/repo/*"
@@ -199,19 +200,19 @@ def test_what_is_damaged_is_listed_and_can_be_removed(cache, damage):
     assert damaged.manifest == cache.read(SOURCE, manifest.commit) == manifest
     assert damaged.why.startswith("two.bin ")
     assert cache.judge(manifest) == damaged.why
-    assert cache.lies(SOURCE, manifest.commit)
+    assert cache.tell_unread(SOURCE, manifest.commit) is None
     cache.remove(SOURCE, manifest.commit)
     assert cache.list() == cache.list_damaged() == ()
     assert cache.read(SOURCE, manifest.commit) is None
     assert cache.judge(manifest) is None
-    assert not cache.lies(SOURCE, manifest.commit)
+    assert cache.tell_unread(SOURCE, manifest.commit) is None
 
 
 def test_a_name_that_can_be_no_commit_is_nowhere(cache):
     manifest = fetch(cache, listing_of(CONTENT))
     for name in ("..", f"../{key_of(SOURCE)}/{manifest.commit}", "."):
         assert cache.read(SOURCE, name) is None
-        assert not cache.lies(SOURCE, name)
+        assert cache.tell_unread(SOURCE, name) is None
 
 
 def test_what_a_look_at_its_beginning_finds_is_no_copy_until_it_is_proven_again(cache, caplog):
@@ -234,6 +235,113 @@ def test_what_a_look_at_its_beginning_finds_is_no_copy_until_it_is_proven_again(
     assert cache.prove(manifest) is None
     assert cache.find(SOURCE) == manifest
     assert cache.list_damaged() == ()
+
+
+def test_what_was_found_wrong_is_known_to_every_program_on_the_folder_until_it_is_mended(cache):
+    manifest = fetch(cache, listing_of(CONTENT))
+    path = cache.path_of(manifest, as_file=False)
+    other = Cache(cache.folder)
+    assert other.find(SOURCE) == manifest
+    flip(path / "two.bin")
+    why = cache.prove(manifest)
+    for each in (other, Cache(cache.folder)):
+        assert each.find(SOURCE) is None
+        assert each.list() == ()
+        (damaged,) = each.list_damaged()
+        assert (damaged.manifest, damaged.why) == (manifest, why)
+        assert each.judge(manifest) == why
+        # (its beginnings say nothing of the rest, nor does a proof that was ended)
+        assert each.look(manifest) is None
+        assert each.prove(manifest, lambda: True) is None
+        assert each.find(SOURCE) is None
+    assert cache.renew(SOURCE, manifest.commit, 9.0) is None
+    # (a person has put it back)
+    flip(path / "two.bin")
+    assert Cache(cache.folder).prove(manifest) is None
+    assert cache.find(SOURCE) == other.find(SOURCE) == manifest
+    assert not (path / ".manifest.damaged").exists()
+    flip(path / "two.bin")
+    other.set_aside(manifest, other.prove(manifest))
+    again = fetch(cache, listing_of(CONTENT), now=9.0)
+    assert other.find(SOURCE) == cache.find(SOURCE) == again
+    assert not (path / ".manifest.damaged").exists()
+
+
+@pytest.mark.parametrize("torn", [b"", b"\xff\xfe", None])
+def test_a_mark_counts_whatever_is_left_of_it(cache, torn):
+    manifest = fetch(cache, listing_of(CONTENT))
+    mark = cache.path_of(manifest, as_file=False) / ".manifest.damaged"
+    if torn is None:
+        mark.mkdir()
+    else:
+        mark.write_bytes(torn)
+    assert cache.find(SOURCE) is None
+    assert cache.judge(manifest) == "it was found damaged"
+    assert cache.prove(manifest) is None
+    assert not mark.exists()
+    assert cache.find(SOURCE) == manifest
+
+
+def test_what_is_found_wrong_as_it_is_given_away_is_no_copy_any_more(cache):
+    manifest = fetch(cache, listing_of(CONTENT))
+    cache.note_wrong(manifest, "two.bin is not what was fetched (piece 1)")
+    assert Cache(cache.folder).judge(manifest) == "two.bin is not what was fetched (piece 1)"
+    assert cache.find(SOURCE) is None
+    cache.note_wrong(manifest, "two.bin is not what was fetched (piece 0)")
+    assert cache.judge(manifest) == "two.bin is not what was fetched (piece 1)"
+    cache.remove(SOURCE, manifest.commit)
+    cache.note_wrong(manifest, "two.bin is not what was fetched (piece 1)")
+    assert cache.list() == cache.list_damaged() == ()
+
+
+def test_a_commit_that_is_marked_can_be_removed(cache):
+    manifest = fetch(cache, listing_of(CONTENT))
+    flip(cache.path_of(manifest, as_file=False) / "two.bin")
+    assert cache.prove(manifest) is not None
+    assert cache.remove(SOURCE, manifest.commit) > PIECE
+    assert list(cache.folder.iterdir()) == []
+
+
+def test_what_can_not_be_noted_is_known_as_long_as_the_program_runs(cache, caplog):
+    manifest = fetch(cache, listing_of(CONTENT))
+    path = cache.path_of(manifest, as_file=False)
+    (path / ".manifest.damaged").mkdir()
+    flip(path / "two.bin")
+    why = cache.prove(manifest)
+    assert "can't be changed" in caplog.text
+    (path / ".manifest.damaged").rmdir()
+    assert cache.find(SOURCE) is None
+    assert cache.judge(manifest) == why
+
+
+def test_a_commit_that_has_no_manifest_is_listed_with_what_lies_there_and_held(cache):
+    manifest = fetch(cache, listing_of(CONTENT))
+    path = cache.path_of(manifest, as_file=False)
+    for name in (".manifest.json", ".manifest.hashes"):
+        (path / name).unlink()
+        assert cache.list() == ()
+        (damaged,) = cache.list_damaged()
+        assert damaged == cache.tell_unread(SOURCE, manifest.commit)
+        assert damaged.why == "it holds no manifest"
+        assert damaged.manifest.size_bytes == manifest.size_bytes
+        use = Cache(cache.folder).use(damaged.manifest)
+        with pytest.raises(FetchFailed, match="is damaged: it holds no manifest; it stays as it is while an engine"):
+            cache.set_unread_aside(damaged, listing_of(CONTENT))
+        with pytest.raises(FetchFailed, match="it stays as it is while an engine of another agent"):
+            fetch(cache, listing_of(CONTENT))
+        assert path.exists()
+        use.close()
+    with pytest.raises(Stopped):
+        cache.set_unread_aside(damaged, listing_of(CONTENT), lambda: True)
+    (path / "mine").touch()
+    with pytest.raises(FetchFailed, match="llmgw did not put it there"):
+        cache.set_unread_aside(damaged, listing_of(CONTENT))
+    (path / "mine").unlink()
+    assert path.exists()
+    cache.set_unread_aside(damaged, listing_of(CONTENT))
+    partial = cache.open_partial(listing_of(CONTENT))
+    assert partial.have == {(0, 0), (1, 0), (1, 1)}
+    partial.close()
 
 
 def test_what_is_gone_is_not_damaged(cache):

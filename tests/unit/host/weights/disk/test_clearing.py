@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import subprocess
 import sys
@@ -13,15 +12,14 @@ from llmgw.core.weights import FileKept, Manifest, key_of
 from llmgw.host.weights.disk.beneath import open_folder
 from llmgw.host.weights.disk.clearing import (
     Leftover,
-    NotRemoved,
     list_leftovers,
     read_source,
     remove_commit,
     remove_leftover,
     tidy_key,
-    use_commit,
 )
 from llmgw.host.weights.disk.extents import take_room
+from llmgw.host.weights.disk.in_use import NotRemoved, use_commit
 from llmgw.host.weights.disk.key_lock import try_lock
 from llmgw.host.weights.disk.manifest_file import write_manifest
 
@@ -146,7 +144,7 @@ def test_what_another_program_uses_stays(cache, make):
     place = make()
     code = (
         "import pathlib, sys; from llmgw.host.weights.disk.beneath import open_folder\n"
-        "from llmgw.host.weights.disk.clearing import use_commit\n"
+        "from llmgw.host.weights.disk.in_use import use_commit\n"
         "use = use_commit(open_folder(pathlib.Path(sys.argv[1])), sys.argv[2])\n"
         "print('.', flush=True); sys.stdin.read()"
     )
@@ -157,17 +155,6 @@ def test_what_another_program_uses_stays(cache, make):
             remove_commit(cache, SOURCE, COMMIT)
         user.kill()
     assert remove_commit(cache, SOURCE, COMMIT) > 200
-
-
-def test_what_is_being_removed_can_not_be_used(cache, make):
-    make()
-    with cache.enter(KEY) as key:
-        removing = os.open(key.path / COMMIT / ".manifest.json", os.O_RDWR)
-        fcntl.flock(removing, fcntl.LOCK_EX)
-        assert use_commit(key, COMMIT) is None
-        os.close(removing)
-        with pytest.raises(FileNotFoundError):
-            use_commit(key, "d" * 40)
 
 
 def test_nothing_of_a_source_goes_while_it_is_fetched(cache, make):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
 import pytest
 from blake3 import blake3
 
-from llmgw.core.weights import LEAST_PIECE_BYTES, FileKept, Manifest
+from llmgw.core.weights import LEAST_PIECE_BYTES, FileKept, FileListed, Listing, Manifest
 from llmgw.host.weights.disk.beneath import open_folder
-from llmgw.host.weights.disk.damage import find_wrong, refuse_used
+from llmgw.host.weights.disk.damage import find_right, find_wrong, read_mark, refuse_used, remove_mark, write_mark
 from llmgw.host.weights.errors import Kind
 
 PIECE = LEAST_PIECE_BYTES
@@ -71,6 +72,54 @@ def test_nobody_waits_for_what_is_stopped(tmp_path: Path, manifest: Manifest) ->
     with open_folder(tmp_path) as opened:
         assert find_wrong(opened, manifest, lambda: bool(read), lambda done, right: read.append(done)) is None
     assert read == [PIECE]
+
+
+@pytest.mark.parametrize("hashes", [True, False])
+@pytest.mark.parametrize("sums", [True, False])
+@pytest.mark.parametrize("spoiled", [True, False])
+def test_without_a_manifest_what_is_right_is_found_by_what_is_known_of_it(
+    tmp_path: Path, manifest: Manifest, hashes: bool, sums: bool, spoiled: bool
+) -> None:
+    files = tuple(
+        FileListed(name=name, size_bytes=len(each), sha256=hashlib.sha256(each).hexdigest().upper() if sums else None)
+        for name, each in CONTENT.items()
+    )
+    listing = Listing(source=manifest.source, commit=manifest.commit, files=files)
+    if hashes:
+        digests = "".join(digest for each in manifest.files for digest in each.pieces)
+        (tmp_path / ".manifest.hashes").write_bytes(bytes.fromhex(digests))
+    else:
+        (tmp_path / ".manifest.hashes").write_bytes(b"torn")
+    if spoiled:
+        with (tmp_path / "a.bin").open("r+b") as file:
+            file.write(bytes([CONTENT["a.bin"][0] ^ 1]))
+        (tmp_path / "deep/b.bin").unlink()
+    told = [0]
+    with open_folder(tmp_path) as opened:
+        right = list(find_right(opened, listing, lambda: False, told.append))
+    expected = [
+        (number, piece, digest)
+        for number, each in enumerate(manifest.files)
+        for piece, digest in enumerate(each.pieces)
+        if not spoiled or (hashes and (number, piece) in {(0, 1), (0, 2)})
+    ]
+    assert right == (expected if hashes or sums else [])
+    assert told[-1] == (0 if not hashes and not sums else SIZE - (5 if spoiled else 0))
+
+
+def test_a_mark_is_there_until_it_is_removed(tmp_path: Path) -> None:
+    with open_folder(tmp_path) as folder:
+        assert read_mark(folder) is None
+        write_mark(folder, "a.bin is missing")
+        written = (tmp_path / ".manifest.damaged").stat().st_mtime_ns
+        write_mark(folder, "a.bin is missing")
+        assert (tmp_path / ".manifest.damaged").stat().st_mtime_ns == written
+        assert read_mark(folder) == "a.bin is missing"
+        write_mark(folder, "b")
+        assert read_mark(folder) == "b"
+        for _ in range(2):
+            remove_mark(folder)
+            assert read_mark(folder) is None
 
 
 def test_who_uses_it_and_what_to_do_is_told(tmp_path: Path, manifest: Manifest) -> None:
