@@ -283,7 +283,6 @@ class Pieces:
         for peer in self._peers.values():
             peer.brought_at = max(peer.brought_at, now)
             peer.refused_since = None if peer.refused_since is None else now
-            peer.missed_since = None if peer.missed_since is None else now
 
     def suspend_silent(self, now: float) -> tuple[NodeId, ...]:
         """Those lose their share that bring nothing: not sooner than pieces come from the origin here, for where it is
