@@ -75,8 +75,8 @@ def end_of(launch: Launch, *, memory_kb: int | None = None, env: Mapping[str, st
 
 
 def run_to_end(argv: Sequence[str], env: Mapping[str, str]) -> Cause:
-    # llama.cpp writes its log from a thread of its own, which its exit may overtake on a busy machine: then there is
-    # not a word of it to judge.
+    # llama.cpp writes its log from a thread of its own, which its exit may overtake on a busy machine: then its last
+    # words, or all of them, are not there to be judged.
     for _ in range(5):
         done = subprocess.run(
             argv,
@@ -88,13 +88,18 @@ def run_to_end(argv: Sequence[str], env: Mapping[str, str]) -> Cause:
             timeout=PATIENCE_SECONDS,
             check=False,
         )
-        if done.stdout:
+        lines = done.stdout.splitlines()
+        if find_cause(lines, done.returncode) is not None:
             break
-    return cause_of(done.stdout.splitlines(), done.returncode)
+    return cause_of(lines, done.returncode)
+
+
+def find_cause(lines: Sequence[str], status: int) -> Cause | None:
+    return ENGINE.read_exit(lines, status if status >= 0 else None, -status if status < 0 else None)
 
 
 def cause_of(lines: Sequence[str], status: int) -> Cause:
-    cause = ENGINE.read_exit(lines, status if status >= 0 else None, -status if status < 0 else None)
+    cause = find_cause(lines, status)
     assert cause is not None, lines
     assert cause.remedy, cause
     return cause
