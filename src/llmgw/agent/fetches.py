@@ -61,9 +61,9 @@ class Fetches:
         "_find_users",
         "_kept",
         "_logged",
-        "_look",
         "_over",
         "_running",
+        "_spoilt",
         "_turned",
     )
 
@@ -87,7 +87,7 @@ class Fetches:
         self._changed = changed
         self._turned = turned
         self._kept = kept
-        self._look = spoilt
+        self._spoilt = spoilt
         self._over = over
         self._running: dict[str, Fetching] = {}
         # The last one of each source where that failed, and when.
@@ -166,7 +166,7 @@ class Fetches:
         except EngineFailed as error:
             fetching.failure = error
             if isinstance(error, FetchFailed) and error.kind is Kind.CORRUPT:
-                await self._look()
+                await self._spoilt()
         except Exception as error:
             log.exception("the fetch of %s ends by a fault of llmgw", show_url(source.text))
             fetching.failure = EngineFailed(f"a fault of llmgw itself: {type(error).__name__}: {error}")

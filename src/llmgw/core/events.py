@@ -126,7 +126,7 @@ class Demand:
 
     ``waiting`` requests wait for a replica; ``in_flight`` are answered, by replica (none is 0). Since the last word
     somebody was ``answered``, or has ``asked`` in vain and was told to come back: whoever hangs up is neither.
-    ``answered_by`` are the replicas that have answered somebody since then, each with its epoch.
+    ``answered_by`` are the replicas that have answered somebody for the first time, each with its epoch.
     """
 
     model: ModelName

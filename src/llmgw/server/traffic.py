@@ -13,14 +13,15 @@ from llmgw.server.scheduler import Scheduler
 
 @dataclass(slots=True, eq=False)
 class Flight:
-    """The requests in flight to one epoch of a replica. ``newest``: no later epoch of it is known here; ``drain``: the
-    number of the ``Drain`` that waits for their end."""
+    """The requests in flight to one epoch of a replica. ``newest``: no later epoch of it is known here; ``answered``:
+    one was answered; ``drain``: the number of the ``Drain`` that waits for their end."""
 
     replica: ReplicaId
     epoch: int
     model: ModelName
     count: int = 0
     newest: bool = True
+    answered: bool = False
     drain: int | None = None
 
 
@@ -80,9 +81,10 @@ class Traffic:
     def end(self, flight: Flight, *, answered: bool) -> None:
         """One that began is over, after an answer, or the first of one, or without."""
         flight.count -= 1
+        if answered and not flight.answered:
+            flight.answered = True
+            self._answered_by.setdefault(flight.model, set()).add((flight.replica, flight.epoch))
         if flight.newest:
-            if answered:
-                self._answered_by.setdefault(flight.model, set()).add((flight.replica, flight.epoch))
             if flight.count:
                 self.in_flight[flight.replica] = flight.count
                 return

@@ -327,23 +327,35 @@ class Remote:
 
 
 @asynccontextmanager
-async def open_taking(folder: Path, remote: Remote, members: tuple[Member, ...]) -> AsyncIterator[taking.Taking]:
+async def run_taking(folder: Path, remote: Remote, members: tuple[Member, ...]) -> AsyncIterator[trio.Event]:
+    """A fetch from these that runs beside the body, with what is set when all is here."""
     listing = Listing(source=TEXT, commit="c" * 40, files=(FileListed(name="x.bin", size_bytes=len(remote.content)),))
     cache = Cache(folder)
     async with cache.hold(TEXT, lambda _: None):
         partial = cache.open_partial(listing)
+        fetched = taking.Taking(
+            parse_source(TEXT),
+            partial,
+            origin=cast("Origin", remote),
+            peers=cast("Peers", remote),
+            swarm=lambda: Swarm(source=TEXT, commit=listing.commit, members=members),
+            meter=ProgressMeter(TEXT, lambda _: None, trio.current_time),
+            rate=Rate(None),
+            by_member=False,
+            pieces=make_pieces(NodeId("me"), partial),
+        )
+        ended = trio.Event()
+
+        async def run(nursery: trio.Nursery) -> None:
+            await fetched.run(nursery)
+            ended.set()
+
         try:
-            yield taking.Taking(
-                parse_source(TEXT),
-                partial,
-                origin=cast("Origin", remote),
-                peers=cast("Peers", remote),
-                swarm=lambda: Swarm(source=TEXT, commit=listing.commit, members=members),
-                meter=ProgressMeter(TEXT, lambda _: None, trio.current_time),
-                rate=Rate(None),
-                by_member=False,
-                pieces=make_pieces(NodeId("me"), partial),
-            )
+            with trio.fail_after(1000):
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(run, nursery)
+                    yield ended
+                    nursery.cancel_scope.cancel()
         finally:
             partial.close()
 
@@ -382,30 +394,20 @@ async def test_while_the_server_between_is_away_the_origin_is_left_alone_and_the
     mock_clock.rate = 1.0
     remote = Relayed(random.Random(1).randbytes(16 * MIB))
     members = (Member(node=NodeId("me"), seed=RELAY), Member(node=NodeId("other"), seed=RELAY, whole=True))
-    async with open_taking(tmp_path, remote, members) as fetched:
-        with trio.fail_after(1000):
-            async with trio.open_nursery() as nursery:
-                ended = trio.Event()
-
-                async def run() -> None:
-                    await fetched.run(nursery)
-                    ended.set()
-
-                nursery.start_soon(run)
-                await until(lambda: remote.away and remote.questions > 1)
-                gone_at = trio.current_time()
-                while trio.current_time() < gone_at + PATIENCE_SECONDS - 2:
-                    assert remote.asked == []
-                    mock_clock.jump(1.0)
-                    await trio.testing.wait_all_tasks_blocked(0.02)
-                # what comes from nowhere else is asked of the origin after all (which gives nothing here)
-                mock_clock.jump(30.0)
-                await until(lambda: remote.asked)
-                remote.away = False
-                back_at = trio.current_time()
-                await ended.wait()
-                assert trio.current_time() - back_at < 30
-                nursery.cancel_scope.cancel()
+    async with run_taking(tmp_path, remote, members) as ended:
+        await until(lambda: remote.away and remote.questions > 1)
+        gone_at = trio.current_time()
+        while trio.current_time() < gone_at + PATIENCE_SECONDS - 2:
+            assert remote.asked == []
+            mock_clock.jump(1.0)
+            await trio.testing.wait_all_tasks_blocked(0.02)
+        # what comes from nowhere else is asked of the origin after all (which gives nothing here)
+        mock_clock.jump(30.0)
+        await until(lambda: remote.asked)
+        remote.away = False
+        back_at = trio.current_time()
+        await ended.wait()
+        assert trio.current_time() - back_at < 30
 
 
 async def test_who_was_stopped_itself_hears_first_what_has_come_to_the_others(
@@ -414,26 +416,16 @@ async def test_who_was_stopped_itself_hears_first_what_has_come_to_the_others(
     mock_clock.rate = 1.0
     remote = Remote(random.Random(1).randbytes(32 * MIB))
     members = tuple(Member(node=NodeId(name), seed=f"{name}:1") for name in ("me", "other"))
-    async with open_taking(tmp_path, remote, members) as fetched:
-        with trio.fail_after(100):
-            async with trio.open_nursery() as nursery:
-                ended = trio.Event()
-
-                async def run() -> None:
-                    await fetched.run(nursery)
-                    ended.set()
-
-                nursery.start_soon(run)
-                await until(lambda: len(remote.asked) == 2 and remote.questions == 2)
-                before = list(remote.asked)
-                mock_clock.jump(30)
-                remote.lines.set()
-                remote.news.set()
-                await until(lambda: remote.questions == 3)
-                remote.news.set()
-                await ended.wait()
-                assert remote.asked == before
-                nursery.cancel_scope.cancel()
+    async with run_taking(tmp_path, remote, members) as ended:
+        await until(lambda: len(remote.asked) == 2 and remote.questions == 2)
+        before = list(remote.asked)
+        mock_clock.jump(30)
+        remote.lines.set()
+        remote.news.set()
+        await until(lambda: remote.questions == 3)
+        remote.news.set()
+        await ended.wait()
+        assert remote.asked == before
 
 
 class Refusing(Remote):
@@ -455,25 +447,15 @@ async def test_what_refuses_who_has_just_been_stopped_is_asked_again_before_the_
     mock_clock.rate = 1.0
     remote = Refusing(random.Random(1).randbytes(32 * MIB))
     members = tuple(Member(node=NodeId(name), seed=f"{name}:1") for name in ("me", "other"))
-    async with open_taking(tmp_path, remote, members) as fetched:
-        with trio.fail_after(100):
-            async with trio.open_nursery() as nursery:
-                ended = trio.Event()
-
-                async def run() -> None:
-                    await fetched.run(nursery)
-                    ended.set()
-
-                nursery.start_soon(run)
-                await until(lambda: len(remote.asked) == 2 and remote.questions == 1)
-                await trio.testing.wait_all_tasks_blocked(0.02)
-                before = list(remote.asked)
-                mock_clock.jump(30)
-                remote.news.set()
-                await until(lambda: remote.questions == 3)
-                remote.lines.set()
-                remote.news.set()
-                await ended.wait()
-                assert remote.refused == 2
-                assert remote.asked == before
-                nursery.cancel_scope.cancel()
+    async with run_taking(tmp_path, remote, members) as ended:
+        await until(lambda: len(remote.asked) == 2 and remote.questions == 1)
+        await trio.testing.wait_all_tasks_blocked(0.02)
+        before = list(remote.asked)
+        mock_clock.jump(30)
+        remote.news.set()
+        await until(lambda: remote.questions == 3)
+        remote.lines.set()
+        remote.news.set()
+        await ended.wait()
+        assert remote.refused == 2
+        assert remote.asked == before

@@ -10,7 +10,7 @@ import fcntl
 import os
 import socket
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
 import trio
@@ -80,26 +80,19 @@ def show_life(folder: Folder) -> None:
 def try_lock(folder: Folder) -> int | Holder | None:
     """The lock of this folder as an open file, which holds it until it is closed; else who has it. None: it was removed
     meanwhile. Raises OSError."""
-    file = folder.open(LOCK_NAME, os.O_RDWR | os.O_CREAT)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        words = os.pread(file, 300, 0).decode(errors="replace").strip()
-        moved_ns = os.fstat(file).st_mtime_ns
-        os.close(file)
-        return Holder(words if words and words.isprintable() else _UNKNOWN, moved_ns)
-    except BaseException:
-        os.close(file)
-        raise
-    try:
+    with ExitStack() as held:
+        file = folder.open(LOCK_NAME, os.O_RDWR | os.O_CREAT)
+        held.callback(os.close, file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            words = os.pread(file, 300, 0).decode(errors="replace").strip()
+            return Holder(words if words and words.isprintable() else _UNKNOWN, os.fstat(file).st_mtime_ns)
         if not is_held_by(folder, file):
-            os.close(file)
             return None
         # (on a full disk nobody reads who we are)
         with suppress(OSError):
             os.ftruncate(file, 0)
             os.pwrite(file, f"pid {os.getpid()} on host {socket.gethostname()}\n".encode(), 0)
-    except BaseException:
-        os.close(file)
-        raise
-    return file
+        held.pop_all()
+        return file
