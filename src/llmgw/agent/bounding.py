@@ -14,6 +14,7 @@ MOST_FETCHES = 500
 MOST_KEPT = 500
 SEEN_CHARS = 500_000
 WRONG_CHARS = 200
+MOST_MOMENT = 1e12
 
 
 def bound(weights: NodeWeights) -> NodeWeights:
@@ -25,7 +26,7 @@ def bound(weights: NodeWeights) -> NodeWeights:
         seen=tuple(_take(weights.seen, SEEN_CHARS)),
         collected=None if weights.collected is None else _bound_collected(weights.collected),
         set_aside=tuple(
-            replace(each, why=cut(each.why), fetched_at=max(each.fetched_at, 0.0)) for each in weights.set_aside
+            replace(each, why=cut(each.why), fetched_at=_bound_moment(each.fetched_at)) for each in weights.set_aside
         ),
     )
 
@@ -45,12 +46,16 @@ def _bound_cached(cached: tuple[Cached, ...]) -> tuple[Cached, ...]:
     if len(cached) > MOST_CACHED:
         cached = tuple(sorted(cached, key=lambda each: (not each.in_use, -each.fetched_at))[:MOST_CACHED])
     return tuple(
-        # (a clock without a battery begins before 1970)
-        replace(each, fetched_at=max(each.fetched_at, 0.0), wrong=_brief(each.wrong))
-        if each.fetched_at < 0 or each.wrong is not None
+        replace(each, fetched_at=_bound_moment(each.fetched_at), wrong=_brief(each.wrong))
+        if not 0 <= each.fetched_at <= MOST_MOMENT or each.wrong is not None
         else each
         for each in cached
     )
+
+
+def _bound_moment(at: float) -> float:
+    """A clock without a battery begins before 1970, and one that is wrong may be anywhere."""
+    return min(max(at, 0.0), MOST_MOMENT)
 
 
 def _brief(wrong: str | None) -> str | None:

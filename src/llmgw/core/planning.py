@@ -62,8 +62,8 @@ def _plan(state: State, model: Model, now: float) -> None:
         if isinstance(state.verdicts.get(model.name), Rejected):
             del state.verdicts[model.name]
         state.told.pop(model.name, None)
-        if not pending:
-            # (one that fails, or that returns to what it was, may need all of it)
+        if not any(life.replica.shard.on_trial and not life.proven for life in crew.steady):
+            # (one that fails, and returns to what it was, may need all of it)
             _give_back_room(state, model)
         return
     if _may_run_unseen(state, model, now):
@@ -185,7 +185,10 @@ def _is_room_to_come(state: State, search: Search, name: ModelName, now: float) 
     )
     others = (life for life in chain(leaving_room, replaced) if life.replica.model != name)
     return any(
-        search.could_fit_on(node, life.key) for life in islice(others, MOST_LOOKS) for node in life.replica.nodes
+        search.could_fit_on(node, life.key, soon=True)
+        for life in islice(others, MOST_LOOKS)
+        for node in life.replica.nodes
+        if node in state.roster.members
     )
 
 

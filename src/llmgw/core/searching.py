@@ -98,11 +98,13 @@ class Search:
             isinstance(place(each, hosts, later, self._now, failed=self._failed), Placement) for each in ways
         )
 
-    def could_fit_on(self, node: NodeId, gone: LifeKey) -> bool:
+    def could_fit_on(self, node: NodeId, gone: LifeKey, *, soon: bool = False) -> bool:
         """Whether nothing speaks against this node once that has ended, nor for several nodes against enough others. It
-        costs little, and tells nearly all."""
+        costs little, and tells nearly all. ``soon``: once its link is up again."""
         roster = self._state.roster
         here = roster.host(roster.members[node])
+        if soon:
+            here = _bring_back(here)
         shard = roster.lives[gone].replica.shard
         # (launched by an agent that knew of no GPUs, it may be on any)
         given = tuple(here.booked) if shard.gpus is None and shard.profile.gpus else shard.gpus or ()
@@ -110,6 +112,8 @@ class Search:
         if not hopeful:
             return False
         host = roster.host_for(self._model.name, node, gone)
+        if soon:
+            host = _bring_back(host)
         return any(find_reason(need, host) is None and self._has_company(need, host) for need in hopeful)
 
     def _has_company(self, need: Need, host: Host) -> bool:
@@ -163,10 +167,10 @@ def fits_soon(
     """Whether a model that has no place now only has to wait for a moment: for a node that failed just now, or whose
     link is down."""
     later = _wait_out(backing_off, now)
-    silent = any(host.standing is Standing.SILENT for host in hosts)
+    silent = any(map(_is_silent, hosts))
     if len(later) == len(backing_off) and not silent:
         return False
-    back = tuple(replace(each, standing=Standing.READY) if _is_silent(each) else each for each in hosts)
+    back = tuple(map(_bring_back, hosts))
     return isinstance(place(model, back, later, now, failed=failed), Placement)
 
 
@@ -178,7 +182,7 @@ def _wait_out(backing_off: Mapping[NodeId, float], now: float) -> dict[NodeId, f
 def _give_back(host: Host, kept: Collection[NodeId]) -> Host:
     """The node as it may be in a moment: where room is kept, what holds it still may be the engine that has ended."""
     if host.id not in kept:
-        return replace(host, standing=Standing.READY) if _is_silent(host) else host
+        return _bring_back(host)
     gpus = host.node.gpus
     freed = None if gpus is None else tuple(replace(gpu, foreign=()) for gpu in gpus)
     return replace(host, standing=Standing.READY, node=replace(host.node, gpus=freed, memory_foreign_gb=0.0))
@@ -192,6 +196,11 @@ def _may_come(need: Need, host: Host, given: Sequence[str]) -> bool:
     if free + len(given) < need.gpus:
         return False
     return not need.gpus or any(needs_gb(need, gpu) <= gpu.memory_gb + CRUMB_GB for gpu in host.node.gpus or ())
+
+
+def _bring_back(host: Host) -> Host:
+    """The node as it is once its link is up again."""
+    return replace(host, standing=Standing.READY) if _is_silent(host) else host
 
 
 def _is_silent(host: Host) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from llmgw.agent.bounding import MOST_CACHED, bound, bound_fetch
 from llmgw.core.weights import Cached, Collected, Fetch, NodeWeights, Phase, SetAside
 from llmgw.wire import PROTOCOL, WeightsWord, decode_from_agent, encode
@@ -15,14 +17,16 @@ def a_cached(number, **facts):
 
 def test_the_oddest_report_arrives():
     weights = NodeWeights(
-        cached=tuple(a_cached(number - 5, wrong=LONG) for number in range(3000)),
+        cached=(replace(a_cached(1), fetched_at=1e308), *(a_cached(number - 5, wrong=LONG) for number in range(3000))),
         fetches=tuple(
             Fetch(source=f"hf:org/repo/{number}.gguf", phase=Phase.FAILED, cause=LONG, remedy=LONG)
             for number in range(600)
         ),
         seen=tuple(f"/models/{number}/{LONG}" for number in range(1000)),
         collected=Collected(number=1, kept=(LONG,) * 2000),
-        set_aside=(SetAside(source="hf:org/repo/a.gguf", commit="c", fetched_at=-5.0, why=LONG),),
+        set_aside=tuple(
+            SetAside(source="hf:org/repo/a.gguf", commit="c", fetched_at=at, why=LONG) for at in (-5.0, 1e308)
+        ),
     )
     word = WeightsWord(weights=bound(weights))
     assert decode_from_agent(encode(word), PROTOCOL) == word

@@ -27,7 +27,16 @@ from fleets import (
 
 from llmgw.core import planning
 from llmgw.core.effects import Desire, Drain, Effect
-from llmgw.core.events import CatalogChanged, Demand, ModelsHeld, NodeLost, NodeRegistered, NodeReported, Wakeup
+from llmgw.core.events import (
+    CatalogChanged,
+    Demand,
+    ModelsHeld,
+    NodeLost,
+    NodeRegistered,
+    NodeReported,
+    NodeSilent,
+    Wakeup,
+)
 from llmgw.core.fleet import Fleet
 from llmgw.core.lives import RESERVED_SECONDS
 from llmgw.core.model import Model, ModelName, Profile
@@ -407,6 +416,57 @@ def test_between_the_proof_of_one_and_the_end_of_the_other_nobody_goes_in_place(
     fleet._state.plan_first(other)
     effects = [*fleet.handle(Wakeup(), 75.0), *wake(fleet, until=76.0)]
     assert [drain.replica.split("-")[1] for drain in drains(effects)] == [new.model.name]
+
+
+def on_cards(name: str, source: str = "/m.gguf") -> Model:
+    model = a_model(name, source=source)
+    profiles = tuple(replace(profile, gpu_class="h100-80g", gpu_memory_gb=70.0) for profile in model.profiles)
+    return replace(model, profiles=profiles)
+
+
+def a_spare_card(beside: str, apart: str, at: float) -> tuple[Fleet, ShardSpec]:
+    """The one model is on a node with a card to spare, and the other on one without; both are changed at that time, and
+    the first of the given ones has the spare card."""
+    fleet, effects = a_fleet(on_cards("c"), nodes=[a_gpu_node("n2", gpus=1)])
+    effects += fleet.handle(NodeRegistered(node=a_gpu_node("n1", gpus=2)), 0.0)
+    effects += fleet.handle(CatalogChanged(models=(on_cards("b"), on_cards("c"))), 0.5) + wake(fleet, until=0.6)
+    for shard in {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values():
+        fleet.handle(a_word(shard, ShardState.READY), 1.0)
+    wake(fleet, until=at)
+    effects = []
+    for changed in ((beside,), (beside, apart)):
+        models = tuple(on_cards(name, "/new" if name in changed else "/m.gguf") for name in "bc")
+        effects += fleet.handle(CatalogChanged(models=models), at) + wake(fleet, until=at)
+    assert drains(effects) == []
+    (new,) = {shard for desire in desires(effects) for shard in desire.shards if shard.model.source == "/new"}
+    assert (new.model.name, new.node) == (beside, N1)
+    return fleet, new
+
+
+def fail_on_trial(fleet: Fleet, now: float) -> list[Effect]:
+    (new,) = (
+        life.replica.shard
+        for name in "bc"
+        for life in fleet._state.roster.of(ModelName(name))
+        if life.alive and life.replica.shard.model.source == "/new"
+    )
+    return fleet.handle(a_word(new, ShardState.ENDED, cause="no such flag"), now)
+
+
+@pytest.mark.parametrize("at", [2.0, 60.0], ids=["what serves has just begun to", "it serves for long"])
+def test_room_that_was_kept_for_what_is_returned_from_is_given_back_at_once(at: float) -> None:
+    fleet, _ = a_spare_card("c", "b", at)
+    effects = fail_on_trial(fleet, at + 1.0) + wake(fleet, until=at + 6.5)
+    effects += fail_on_trial(fleet, at + 7.0) + wake(fleet, until=at + 7.1)
+    assert drains(effects) == []
+    (new,) = (each for each in desires(effects)[-1].shards if each.model.source == "/new")
+    assert (new.model.name, new.node) == ("b", N1)
+
+
+def test_room_to_come_on_a_node_whose_link_is_down_for_a_moment_is_waited_for() -> None:
+    fleet, _ = a_spare_card("b", "c", 60.0)
+    effects = fail_on_trial(fleet, 61.0) + fleet.handle(NodeSilent(node=N1), 61.5)
+    assert drains([*effects, *wake(fleet, until=62.0)]) == []
 
 
 def test_one_that_is_launched_is_waited_for_as_long_as_it_loads() -> None:

@@ -7,13 +7,13 @@ bytes: read as a part of that text they would hold up every other thread for as 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
+from typing import Annotated
 
 import msgspec
 
@@ -25,13 +25,19 @@ HASH_BYTES = 32
 # Far more than the largest repositories have; what is larger was not written by us.
 _MOST_BYTES = 256 * 1024 * 1024
 _MOST_MOMENT_BYTES = 64
+# No clock and no file comes near these: such a number stands where a sign of it was changed, and can't be told.
+_MOST_MOMENT = 10**12
+_MOST_FILE_BYTES = 2**53
+
+_Moment = Annotated[float, msgspec.Meta(ge=-_MOST_MOMENT, le=_MOST_MOMENT)]
+_Size = Annotated[int, msgspec.Meta(le=_MOST_FILE_BYTES)]
 
 
 class _File(msgspec.Struct, frozen=True, omit_defaults=True):
     """``pieces``: where the hashes stand in the manifest itself."""
 
     name: str
-    size_bytes: int
+    size_bytes: _Size
     sha256: str
     pieces: tuple[str, ...] | None = None
 
@@ -39,7 +45,7 @@ class _File(msgspec.Struct, frozen=True, omit_defaults=True):
 class _Manifest(msgspec.Struct, frozen=True):
     source: str
     commit: str
-    fetched_at: float
+    fetched_at: _Moment
     files: tuple[_File, ...]
 
 
@@ -146,7 +152,7 @@ def _find_moment(folder: Folder, manifest: _Manifest) -> float:
     except (OSError, ValueError):
         # (a commit is not lost by that)
         return manifest.fetched_at
-    return max(manifest.fetched_at, moment) if math.isfinite(moment) else manifest.fetched_at
+    return max(manifest.fetched_at, moment) if abs(moment) <= _MOST_MOMENT else manifest.fetched_at
 
 
 def list_foreign(folder: Folder, names: Iterable[str]) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -117,6 +118,21 @@ def test_what_we_never_write_is_not_ours(folder, file):
     (folder.path / ".manifest.json").write_text(json.dumps(text))
     with pytest.raises(ValueError, match="not llmgw's own"):
         read_manifest(folder)
+
+
+@pytest.mark.parametrize("number", ["fetched_at", "size_bytes"])
+def test_a_number_that_nothing_has_is_none(folder, number):
+    write_manifest(folder, MANIFEST)
+    text = (folder.path / ".manifest.json").read_text()
+    (folder.path / ".manifest.json").write_text(re.sub(rf'"{number}":[0-9.]+', f'"{number}":179605446272015512', text))
+    with pytest.raises(ValueError, match="means nothing"):
+        read_manifest(folder)
+
+
+def test_a_moment_that_no_clock_shows_is_none(folder):
+    write_manifest(folder, MANIFEST)
+    folder.write(".manifest.renewed", b"1e300\n")
+    assert read_fetched_at(folder) == MANIFEST.fetched_at
 
 
 def test_what_is_missing_or_of_another_size_is_told(folder):
