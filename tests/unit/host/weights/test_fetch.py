@@ -215,6 +215,21 @@ async def test_a_commit_that_nobody_can_read_stays_while_somebody_runs_by_it(
         assert read_kept(node, await cluster.fetch(node, TEXT), "x.bin") == content
 
 
+@pytest.mark.parametrize("is_url", [False, True], ids=["the hub has a hash", "its origin has none"])
+async def test_a_pull_finds_a_manifest_that_holds_another_hash_and_fetches_nothing(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, is_url: bool
+) -> None:
+    text = f"{origin.url}/{FILE}" if is_url else TEXT
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, text)
+        path = node.cache.folder / key_of(text) / manifest.commit / ".manifest.json"
+        path.write_text(path.read_text().replace(sha256(content), "0" * 64))
+        again = await cluster.fetch(node, text, newest=True)
+        assert (again.files, node.last.origin_bytes) == (manifest.files, 0)
+        (told,) = node.cache.set_asides
+        assert told.why == "x.bin has another SHA-256 than its manifest says"
+
+
 def lie(path: Path) -> None:
     """A byte of a manifest changes that leaves it one."""
     path.write_text(path.read_text().replace('"x.bin"', '"z.bin"'))

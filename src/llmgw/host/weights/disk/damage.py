@@ -63,7 +63,7 @@ def find_wrong(
                 raise
             told.append(f"{kept.name} is missing" if error.errno == errno.ENOENT else f"{kept.name} is no plain file")
             continue
-        wrong = 0
+        wrong, whole = 0, hashlib.sha256()
         try:
             size = os.fstat(file).st_size
             for number, digest in enumerate(kept.pieces):
@@ -71,6 +71,7 @@ def find_wrong(
                     return None
                 content = _read(file, folder.path / kept.name, kept.size_bytes, number)
                 read += len(content)
+                whole.update(content)
                 is_right = blake3(content).hexdigest() == digest
                 right += len(content) if is_right else 0
                 wrong += not is_right
@@ -81,6 +82,9 @@ def find_wrong(
             told.append(f"{kept.name} is not what was fetched in {wrong} of its {len(kept.pieces)} pieces")
         elif size != kept.size_bytes:
             told.append(f"{kept.name} has {size} bytes of {kept.size_bytes}")
+        elif kept.sha256 and kept.sha256.lower() != whole.hexdigest():
+            # (its bytes are right piece by piece: it is the manifest that has changed)
+            told.append(f"{kept.name} has another SHA-256 than its manifest says")
     more = f", and {len(told) - _SHOWN_FILES} files more" if len(told) > _SHOWN_FILES else ""
     return ", ".join(told[:_SHOWN_FILES]) + more if told else None
 
