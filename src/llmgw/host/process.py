@@ -228,25 +228,34 @@ class Process:
 
     async def stop(self, first: signal.Signals, grace_seconds: float) -> bool:
         """End the whole tree: asked, asked again (an early request gets lost), killed. True once it is seen gone."""
-        self._strays |= set(await trio.to_thread.run_sync(find_marked, self.marker))
         steps = (
             (first, grace_seconds),
             (signal.SIGTERM, min(grace_seconds, SECOND_TERM_SECONDS)),
             (signal.SIGKILL, KILL_SECONDS),
         )
         for signum, seconds in steps:
-            if not self._signal(await self.find_alive(), signum):
+            if not self._signal(await self._find_all(), signum):
                 return True
             with trio.move_on_after(seconds):
-                await self._wait_gone()
+                await self._wait_gone(signum)
                 return True
-        return not await self.find_alive()
+        return not await self._find_all()
 
-    async def _wait_gone(self) -> None:
+    async def _wait_gone(self, signum: signal.Signals) -> None:
         pause = 0.02
-        while await self.find_alive():
+        while alive := await self.find_alive() or await self._find_all():
+            # Who forked, or left the group, while it was signalled may have been passed over. A second SIGKILL is
+            # nothing to anybody; a second request to end makes some programs give up halfway.
+            if signum is signal.SIGKILL:
+                self._signal(alive, signum)
             await trio.sleep(pause)
             pause = min(pause * 1.5, 0.2)
+
+    async def _find_all(self) -> dict[int, Stat]:
+        """With those that only the marker leads to: their parents are dead, and they are in no group of ours."""
+        marked = await trio.to_thread.run_sync(find_marked, self.marker)
+        self._strays |= {stat for stat, marker in marked.items() if marker == self.marker}
+        return await self.find_alive()
 
     async def find_alive(self) -> dict[int, Stat]:
         """Everything that still lives of the tree, whether or not its leader does."""
@@ -258,7 +267,9 @@ class Process:
         if leader is not None and leader.start_time != self.start_time:
             # The number was given anew, which the kernel does only when nothing of the old group is left.
             tree = {}
-        tree |= {stray.pid: stray for stray in self._strays if _is_same(stray)}
+        # As they are now: one that has left the group since it was found is not reached through the group any more.
+        now = ((stray, read_stat(stray.pid)) for stray in self._strays)
+        tree |= {stat.pid: stat for stray, stat in now if stat and stat.start_time == stray.start_time and stat.alive}
         self._strays = set(tree.values())
         if self.pid not in tree and not self._reap():
             unreaped = read_stat(self.pid)
@@ -276,11 +287,6 @@ class Process:
                 with suppress(ProcessLookupError):
                     os.kill(stat.pid, signum)
         return bool(tree)
-
-
-def _is_same(stat: Stat) -> bool:
-    now = read_stat(stat.pid)
-    return now is not None and now.start_time == stat.start_time and now.alive
 
 
 def start_process(command: Command, *, log: Path, marker: str) -> Process:

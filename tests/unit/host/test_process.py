@@ -55,6 +55,24 @@ if os.fork() == 0:
     print("child", os.getpid(), flush=True)
     time.sleep(600)
 """
+CHILD_LEAVES_WHEN_ASKED_TO_END = """
+import os, signal, time
+if os.fork() == 0:
+    signal.signal(15, lambda *_: os.getpid() != os.getsid(0) and os.setsid())
+    print("child", os.getpid(), flush=True)
+    while True:
+        time.sleep(600)
+time.sleep(600)
+"""
+FORKS_WITHOUT_END = """
+import os, time
+print("up", flush=True)
+while True:
+    if os.fork() == 0:
+        os.setsid()
+        time.sleep(600)
+    time.sleep(0.01)
+"""
 CHILD_LEAVES_THE_GROUP = """
 import os, time
 if os.fork() == 0:
@@ -250,6 +268,24 @@ async def test_a_child_that_left_the_group_of_a_dead_leader_is_found_by_its_mark
         assert not is_gone(child)
         assert await process.stop(signal.SIGTERM, 5)
     assert is_gone(child)
+
+
+@pytest.mark.slow
+async def test_a_child_that_leaves_the_group_while_it_is_stopped_is_killed(start, wait_for_line):
+    process = start(CHILD_LEAVES_WHEN_ASKED_TO_END)
+    child = int((await wait_for_line("child")).split()[1])
+    with trio.fail_after(60):
+        assert await process.stop(signal.SIGTERM, 0.2)
+    assert is_gone(child)
+
+
+@pytest.mark.slow
+async def test_what_is_forked_while_all_is_killed_is_killed_too(start, wait_for_line):
+    process = start(FORKS_WITHOUT_END)
+    await wait_for_line("up")
+    with trio.fail_after(60):
+        assert await process.stop(signal.SIGKILL, 30)
+    assert find_marked(process.marker) == {}
 
 
 @pytest.mark.slow

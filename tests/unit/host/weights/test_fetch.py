@@ -365,8 +365,9 @@ async def test_the_clusters_commit_is_taken_rather_than_a_newer_one(tmp_path: Pa
 
 
 async def test_what_was_cancelled_goes_on_where_it_was(tmp_path: Path, origin: FakeOrigin, content: bytes) -> None:
-    # (one piece by each request: never all of them)
-    origin.fault(FILE, stall_after=MIB + 5000)
+    # (one piece by each of four requests, and nothing more: never all of them, however late this is seen)
+    origin.fault(FILE, stall_after=MIB + 5000, times=4)
+    origin.fault(FILE, stall_after=0)
     async with open_node(tmp_path, origin) as (cluster, node):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(cluster.fetch, node, TEXT)
