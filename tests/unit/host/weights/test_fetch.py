@@ -1029,10 +1029,12 @@ def test_killed_at_any_moment_it_goes_on_and_what_is_kept_is_right(tmp_path: Pat
             return program.wait(), come
 
     with FakeOrigin(tmp_path / "files") as origin:
-        fault = origin.fault(FILE, bytes_per_s=6 * MIB)
         for _ in range(10):
-            assert run(origin.url, random.randrange(6 * MIB))[0] == -9
-        fault.bytes_per_s = None
+            # (more than that does not come, so that no run ends however late it is killed)
+            origin.fault(FILE, bytes_per_s=6 * MIB, stall_after=MIB + MIB // 2, times=2)
+            origin.fault(FILE, stall_after=0)
+            assert run(origin.url, random.randrange(3 * MIB))[0] == -9
+            origin.clear()
         ended, come = run(origin.url, Phase.VERIFYING)
         assert come < 40 * MIB
         assert ended in (0, -9)
