@@ -13,6 +13,7 @@ import struct
 import time
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -289,7 +290,7 @@ class TestPlain:
                 transport.send(BIG)
                 transport.close()
                 settle(reactor)
-                let_pass(FLUSH_SECONDS + 1, reactor, clock, until=lambda: owner.transport.closed)
+                let_pass(FLUSH_SECONDS + 1, reactor, clock, until=partial(getattr, transport, "closed"))
             elif way == "linger":
                 transport.close(linger=True)
                 settle(reactor)
