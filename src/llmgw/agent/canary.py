@@ -59,17 +59,11 @@ def build_asks(task: Task, served_name: str, api_paths: Collection[str]) -> tupl
     return tuple(Ask(path=ask.path, body=named | ask.body) for ask in _PROOFS[task] if ask.path in api_paths)
 
 
-async def fail_to_answer(hands: Hands, port: int, asks: Iterable[Ask], hide: Callable[[str], str] = str) -> str | None:
-    """None once one of the asks is answered; else what came in its place, in a few words, without what ``hide`` takes
-    out."""
-    missed = await ask_for_token(hands, port, asks, hide)
-    return None if missed is None else missed.words
-
-
 async def ask_for_token(
     hands: Hands, port: int, asks: Iterable[Ask], hide: Callable[[str], str] = str, limit_seconds: float = TRY_SECONDS
 ) -> Missed | None:
-    """None once one of the asks is answered; else what came in its place. Each may take so long."""
+    """None once one of the asks is answered; else what came in its place, without what ``hide`` takes out. Each may take
+    so long."""
     first: Missed | None = None
     for ask in asks:
         reply: Reply | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import trio
 
 from llmgw.agent.booked import GpuInUse, RendezvousTaken
-from llmgw.agent.canary import Ask, build_asks, fail_to_answer, list_paths
+from llmgw.agent.canary import Ask, Missed, ask_for_token, build_asks, list_paths
 from llmgw.agent.held import Adopted, Held, Tools, is_proven
 from llmgw.agent.masking import Mask
 from llmgw.agent.preparing import prepare
@@ -299,17 +299,23 @@ async def _prove(held: Held, deadline: float) -> str | None:
         log.warning(text, held.spec.id, info.title, list_paths(model.task))
         return None
     held.telling.progress("says that it is ready, and is asked for one token")
-    said: str | None = "it did not answer a request for one token in time"
+    missed: Missed | None = Missed(words="it did not answer a request for one token in time", silent=True)
     with trio.move_on_at(deadline):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_cancel_at_exit, held, nursery.cancel_scope)
-            said = await fail_to_answer(held.tools.hands, held.port or 0, asks, held.telling.hide)
+            missed = await ask_for_token(held.tools.hands, held.port or 0, asks, held.telling.hide)
             nursery.cancel_scope.cancel()
-    if said is None:
+    if missed is None:
         await held.note_proven()
-    else:
-        held.telling.progress(f"says that it is ready, and does not generate: {said}")
-    return said
+        return None
+    if missed.refused and held.spec.count == 1:
+        # What takes no such request (a template that wants more, images only, a key of its own) would never be on trial
+        # with success, though it serves. Of one in a group it is no word on the others.
+        text = "shard %s says that it is ready, and refuses a request for one token, so that its word is taken: %s"
+        log.warning(text, held.spec.id, missed.words)
+        return None
+    held.telling.progress(f"says that it is ready, and does not generate: {missed.words}")
+    return missed.words
 
 
 async def _exits_within(held: Held, seconds: float) -> bool:

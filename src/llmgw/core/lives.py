@@ -26,6 +26,9 @@ RESERVED_SECONDS = 60.0
 
 NO_CAUSE = "it gave no cause"
 
+# Kinds of ends (engines.types.CauseKind) that no definition can bring about: others hold what it was given.
+OF_THE_NODE = frozenset({"gpu_in_use", "port"})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class End:
@@ -49,7 +52,13 @@ def observe(state: State, life: Life, node: NodeId, report: ShardReport, now: fl
     if state_now not in MAY_FOLLOW[shard.state]:
         return
     if report.state is ShardState.ENDED:
-        how = End(cause=report.cause or NO_CAUSE, kind=report.kind, remedy=report.remedy, lines=report.lines)
+        how = End(
+            cause=report.cause or NO_CAUSE,
+            kind=report.kind,
+            remedy=report.remedy,
+            lines=report.lines,
+            blames_node=report.kind in OF_THE_NODE,
+        )
         end(state, life, node, how, now)
         return
     before = life.replica

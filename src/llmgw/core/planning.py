@@ -173,9 +173,11 @@ def _note_replaced(state: State, model: Model, crew: crews.Crew, coming: int) ->
 
 def _is_room_to_come(state: State, search: Search, name: ModelName, now: float) -> bool:
     """Whether the room of a replica of another model would do that goes, or is about to be replaced. What is not proven
-    comes to an end by itself: models that all wait for room are no hope for each other."""
+    comes to an end by itself: models that all wait for room are no hope for each other. What does not end in its time
+    may never."""
     going = (life for key in state.going if (life := state.roster.lives.get(key)) is not None)
-    leaving_room = (life for life in going if not life.in_place and life.evicted_for is None)
+    ending = (life for life in going if life.replica.draining is not None or crews.is_stopping(state, life, now))
+    leaving_room = (life for life in ending if not life.in_place and life.evicted_for is None)
     replaced = (
         life
         for other, keys in state.replacing.items()

@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from llmgw.agent.canary import TRY_SECONDS, build_asks, fail_to_answer, list_paths
+from llmgw.agent.canary import TRY_SECONDS, Missed, ask_for_token, build_asks, list_paths
 from llmgw.agent.machine import Machine
 from llmgw.agent.settings import AgentSettings, WeightsSettings
 from llmgw.core.model import Task
@@ -46,7 +46,8 @@ async def serve(nursery):
 
 async def ask(port, task=Task.CHAT, paths=ALL):
     with trio.fail_after(100):
-        return await fail_to_answer(HANDS, port, build_asks(task, "m", paths))
+        missed = await ask_for_token(HANDS, port, build_asks(task, "m", paths))
+        return None if missed is None else missed.words
 
 
 async def test_a_chat_of_one_token_is_asked_of_a_chat_model(serve):
@@ -118,8 +119,8 @@ async def test_what_came_instead_is_told_in_one_line(serve):
 
 async def test_what_is_hidden_is_not_in_what_came_instead(serve):
     port, _ = await serve(completions=500)
-    said = await fail_to_answer(HANDS, port, build_asks(Task.CHAT, "m", ALL), lambda text: text.replace("no", "***"))
-    assert said.endswith('answered 500 {"error": "***"}')
+    said = await ask_for_token(HANDS, port, build_asks(Task.CHAT, "m", ALL), lambda text: text.replace("no", "***"))
+    assert said.words.endswith('answered 500 {"error": "***"}')
 
 
 async def test_an_engine_that_fails_is_asked_no_second_kind(serve):
@@ -138,6 +139,6 @@ async def test_an_engine_that_closes_or_is_gone_did_not_answer(serve):
 
 async def test_a_silent_engine_is_not_waited_for_for_ever(listener, autojump_clock):
     began = trio.current_time()
-    said = await fail_to_answer(HANDS, listener.getsockname()[1], build_asks(Task.CHAT, "m", ALL))
-    assert said == f"/v1/chat/completions did not answer within {TRY_SECONDS:g} s"
+    said = await ask_for_token(HANDS, listener.getsockname()[1], build_asks(Task.CHAT, "m", ALL))
+    assert said == Missed(words=f"/v1/chat/completions did not answer within {TRY_SECONDS:g} s", silent=True)
     assert trio.current_time() == began + TRY_SECONDS

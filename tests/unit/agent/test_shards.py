@@ -464,6 +464,26 @@ def lying(engine, answers):
     return build_command
 
 
+@pytest.mark.parametrize("answers", ["400", "404", "401"])
+async def test_one_on_trial_that_refuses_to_be_asked_is_believed_and_that_is_told(
+    tools, alter, make_spec, caplog, answers
+):
+    altered = alter(build_command=lying(tools.engines["fake"], answers))
+    async with living(replace(make_spec(), on_trial=True), altered) as life:
+        await life.wait_state(R)
+        (record,) = tools.state.read()
+    assert not record.proven
+    assert "refuses a request for one token, so that its word is taken" in caplog.text
+
+
+async def test_one_on_trial_that_says_not_now_is_asked_again(tools, alter, make_spec):
+    altered = alter(build_command=lying(tools.engines["fake"], "429,500,200"))
+    async with living(replace(make_spec(), on_trial=True), altered) as life:
+        await life.wait_state(R)
+        (record,) = tools.state.read()
+    assert record.proven
+
+
 async def test_a_group_whose_health_lies_is_not_ready_until_it_answers(tools, alter, make_spec):
     altered = alter(build_command=lying(tools.engines["fake"], "500,500,200"))
     async with living(replace(make_spec(), count=2), altered) as life:

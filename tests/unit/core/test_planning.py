@@ -26,6 +26,7 @@ from fleets import (
 )
 
 from llmgw.core import planning
+from llmgw.core.crews import STOPPING_SECONDS
 from llmgw.core.effects import Desire, Drain, Effect
 from llmgw.core.events import (
     CatalogChanged,
@@ -543,6 +544,23 @@ def test_the_place_that_another_model_is_about_to_free_is_waited_for() -> None:
     fleet.handle(a_word(old.shard, ShardState.ENDED), 77.0)
     assert drains(wake(fleet, until=78.0)) == []
     assert sorted(of_each(fleet)[second]) == [ShardState.PLACED, ShardState.READY]
+
+
+def test_an_engine_that_can_not_be_killed_is_not_waited_for_without_end() -> None:
+    old, other = (a_model(name, gb=8.0) for name in "mw")
+    fleet, effects = a_fleet(old, other, nodes=[a_node(memory_gb=16.0)])
+    specs = {shard.model.name: shard for desire in desires(effects) for shard in desire.shards}
+    for spec in specs.values():
+        fleet.handle(a_word(spec, ShardState.READY), 1.0)
+    wake(fleet, until=30.0)
+    # the other model is removed, and its engine does not end
+    effects = fleet.handle(CatalogChanged(models=(old,)), 40.0)
+    fleet.handle(drained(drains(effects)[0]), 41.0)
+    fleet.handle(a_word(specs["w"], ShardState.STOPPING), 42.0)
+    effects = fleet.handle(CatalogChanged(models=(replace(old, source="/new"),)), 43.0)
+    assert drains([*effects, *wake(fleet, until=42.0 + STOPPING_SECONDS - 1.0)]) == []
+    (drain,) = drains(wake(fleet, until=42.0 + STOPPING_SECONDS + BACKSTOP_SECONDS))
+    assert drain.replica == specs["m"].replica
 
 
 def test_the_room_of_one_that_fails_and_is_tried_again_in_a_moment_goes_to_nobody_else() -> None:

@@ -567,6 +567,17 @@ def test_what_its_node_is_to_blame_for_is_no_failure_of_the_definition() -> None
     assert fleet.launched(M) == NEW
 
 
+@pytest.mark.parametrize("kind", ["port", "gpu_in_use"])
+def test_what_others_hold_on_its_node_is_no_failure_of_the_definition(kind: str) -> None:
+    fleet, _ = a_served()
+    changed(fleet, NEW)
+    for now in (21.0, 80.0, 150.0):
+        ended = a_word(the_new(fleet), ShardState.ENDED, cause="it is in use by pid 7", kind=kind)
+        assert reverted(fleet.handle(ended, now)) == []
+        wake(fleet, until=now + 50.0)
+    assert fleet.launched(M) == NEW
+
+
 def test_a_launch_that_its_node_says_nothing_of_is_no_failure_of_the_definition() -> None:
     fleet, _ = a_served()
     changed(fleet, NEW)
