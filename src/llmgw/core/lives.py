@@ -275,7 +275,8 @@ def _reserve(state: State, name: ModelName, over: Shard, now: float) -> None:
 
 def stop_shards(state: State, life: Life, now: float) -> None:
     """What is left of an epoch that is over is to end, and books its room until it has."""
-    state.going[life.key] = None
+    if life.alive:
+        state.going[life.key] = None
     state.drain_until.pop(life.key, None)
     for shard in life.replica.shards:
         node = shard.spec.node

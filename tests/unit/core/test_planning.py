@@ -41,7 +41,7 @@ from llmgw.core.events import (
 from llmgw.core.fleet import Fleet
 from llmgw.core.lives import RESERVED_SECONDS
 from llmgw.core.model import Model, ModelName, Profile
-from llmgw.core.node import ForeignUse, NodeId
+from llmgw.core.node import EngineFound, ForeignUse, NodeId
 from llmgw.core.placement import Placement, Rejected
 from llmgw.core.planning import BACKSTOP_SECONDS, HOSTS_A_TURN, MOST_LOOKS
 from llmgw.core.rejection import Reason
@@ -561,6 +561,34 @@ def test_an_engine_that_can_not_be_killed_is_not_waited_for_without_end() -> Non
     assert drains([*effects, *wake(fleet, until=42.0 + STOPPING_SECONDS - 1.0)]) == []
     (drain,) = drains(wake(fleet, until=42.0 + STOPPING_SECONDS + BACKSTOP_SECONDS))
     assert drain.replica == specs["m"].replica
+
+
+def test_one_that_has_failed_and_is_not_tried_again_leaves_no_room() -> None:
+    pair = Profile(name="p", engine="e", tp=1, pp=2, nodes=2, gpu_memory_gb=40.0)
+    wide = a_wide_model(pair)
+    other = replace(a_model("w", least=0), profiles=(Profile(name="p", engine="other", min_memory_gb=1.0),))
+    fleet, effects = a_fleet(wide, nodes=[a_gpu_node("n1", gpus=1), a_gpu_node("n2", gpus=1)])
+    shards = {shard.id: shard for desire in desires(effects) for shard in desire.shards}.values()
+    for state in (ShardState.PREPARED, ShardState.READY):
+        for shard in shards:
+            fleet.handle(a_word(replace(shard, go=state is ShardState.READY), state), 1.0)
+    wake(fleet, until=30.0)
+    # two more nodes, whose cards are no pair
+    for name, gpu_class in (("n3", "one"), ("n4", "another")):
+        node = a_gpu_node(name, gpus=1)
+        gpus = tuple(replace(gpu, gpu_class=gpu_class) for gpu in node.gpus or ())
+        engines = (*node.engines, EngineFound(engine="other", program=("other",)))
+        fleet.handle(NodeRegistered(node=replace(node, gpus=gpus, engines=engines)), 31.0)
+    fleet.handle(CatalogChanged(models=(wide, other)), 32.0)
+    effects = fleet.handle(Demand(model=other.name, waiting=1), 33.0)
+    (failed,) = (shard for desire in desires(effects) for shard in desire.shards if shard.model.name == "w")
+    assert failed.node == "n3"
+    fleet.handle(a_word(failed, ShardState.ENDED, cause="no such flag"), 34.0)
+    fleet.handle(Demand(model=other.name, waiting=0), 35.0)
+    wake(fleet, until=400.0)
+    changed = a_wide_model(replace(pair, env={"A": "b"}))
+    effects = fleet.handle(CatalogChanged(models=(changed, other)), 500.0)
+    assert [drain.replica for drain in drains([*effects, *wake(fleet, until=510.0)])] == ["rep-m-1"]
 
 
 def test_the_room_of_one_that_fails_and_is_tried_again_in_a_moment_goes_to_nobody_else() -> None:
