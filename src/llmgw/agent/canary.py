@@ -62,8 +62,8 @@ def build_asks(task: Task, served_name: str, api_paths: Collection[str]) -> tupl
 async def ask_for_token(
     hands: Hands, port: int, asks: Iterable[Ask], hide: Callable[[str], str] = str, limit_seconds: float = TRY_SECONDS
 ) -> Missed | None:
-    """None once one of the asks is answered; else what came in its place, without what ``hide`` takes out. Each may take
-    so long."""
+    """None once one of the asks is answered, for each of which there is so much time; else what came in its place,
+    without what ``hide`` takes out."""
     first: Missed | None = None
     for ask in asks:
         reply: Reply | None = None
