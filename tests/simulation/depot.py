@@ -132,12 +132,17 @@ class SimulatedDepot:
             raise AssertionError(f"{text} is fetched on {self.node} twice at once, or by nobody")
         self._fetched.add(text)
         self.origin.begun.append((self.node, text))
+        whole = [each for each in self._list_of(text) if (text, each.commit) not in self.damaged]
+        older = None if newest else max(whole, key=lambda each: each.fetched_at, default=None)
         try:
             told = Fetch(source=text, phase=Phase.RESOLVING)
             tell(told)
             await self._wait_for_origin(told, tell)
             others = swarm()
             commit = self.origin.commit_of(text) if newest or others is None else others.commit
+            if older is not None:
+                # (there is a newer one, which is damaged)
+                commit = max(self._list_of(text), key=lambda each: each.fetched_at).commit
             commit = commit or self.origin.commit_of(text)
             name = (text, commit)
             if (damaged := self.damaged.get(name)) is not None:
@@ -149,6 +154,10 @@ class SimulatedDepot:
                 told_of = SetAside(source=text, commit=commit, fetched_at=at, why=damaged.why)
                 self.set_asides = (*self.set_asides, told_of)
             return self.kept.get((text, commit)) or await self._fetch(text, commit, tell)
+        except FetchFailed:
+            if older is None:
+                raise
+            return older
         finally:
             self._fetched.discard(text)
 
@@ -202,8 +211,11 @@ class SimulatedDepot:
             await trio.sleep(STEP_SECONDS)
 
     def find(self, source: str) -> Manifest | None:
-        found = [each for name, each in self.kept.items() if each.source == source and name not in self.damaged]
-        return max(found, key=lambda each: each.fetched_at, default=None)
+        found = max(self._list_of(source), key=lambda each: each.fetched_at, default=None)
+        return None if found is None or (source, found.commit) in self.damaged else found
+
+    def _list_of(self, source: str) -> list[Manifest]:
+        return [each for each in self.kept.values() if each.source == source]
 
     async def list(self) -> tuple[Manifest, ...]:
         await trio.lowlevel.checkpoint()

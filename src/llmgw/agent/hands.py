@@ -155,7 +155,8 @@ class Depot(Protocol):
         EngineFailed."""
 
     def find(self, source: str) -> Manifest | None:
-        """The newest whole commit of this source that is here; nobody else is asked."""
+        """The newest commit of this source that is here; nobody else is asked. None where that is not whole, or no
+        copy any more: what is to be done then a fetch knows."""
 
     async def list(self) -> tuple[Manifest, ...]:
         """All that has been fetched and is whole."""

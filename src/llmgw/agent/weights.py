@@ -161,9 +161,10 @@ class Weights:
         """What the engine is pointed at for this source: itself where it is nothing that llmgw fetches, else the path
         of what was fetched. ``tell`` is told how that goes, and None when it is over.
 
-        What is whole already is taken without asking anybody whether there is newer; where the beginnings of its files
-        show that it is damaged, it is fetched anew. It stays here until the shard gives it back. Raises EngineFailed;
-        being cancelled, it leaves the fetch to others who wait for it.
+        The newest that is here is taken without asking anybody whether there is newer. Where that is no copy any more,
+        or the beginnings of its files show that it is none, it is proven or fetched anew; an older one is taken only
+        where that can't be. It stays here until the shard gives it back. Raises EngineFailed; being cancelled, it
+        leaves the fetch to others who wait for it.
         """
         parsed, hands = parse_source(source), self._hands
         if not parsed.is_fetched:

@@ -429,20 +429,23 @@ class WeightsOrder:
 
 
 def find_wanted(catalog: Iterable[str], cached: Iterable[Cached]) -> frozenset[tuple[str, str]]:
-    """What of these has to stay, by source and commit: the newest of each source that the catalog names, what of such a
-    source can be resumed, or where no other is whole mended, and what a shard uses."""
+    """What of these has to stay, by source and commit: the newest of each source that the catalog names that is whole,
+    what of such a source can be resumed, or mended and is newer than that, and what a shard uses."""
     named, cached = frozenset(catalog), tuple(cached)
-    has_whole = {each.source for each in cached if each.whole}
-    newest: dict[str, Cached] = {}
+    newest: dict[str, tuple[float, str]] = {}
+    for each in cached:
+        if each.whole:
+            newest[each.source] = max(_rank(each), newest.get(each.source, _rank(each)))
     kept = set()
     for each in cached:
-        if each.in_use:
+        is_unfinished = not each.whole and each.wrong is None
+        # (what is damaged is what the next launch mends, until there is a newer one that is whole)
+        is_newest = _rank(each) >= newest.get(each.source, _rank(each))
+        if each.in_use or (each.source in named and (is_unfinished or is_newest)):
             kept.add((each.source, each.commit))
-        if each.source in named and not each.whole:
-            if each.wrong is None or each.source not in has_whole:
-                kept.add((each.source, each.commit))
-        elif each.source in named:
-            known = newest.get(each.source)
-            if known is None or (known.fetched_at, known.commit) < (each.fetched_at, each.commit):
-                newest[each.source] = each
-    return frozenset(kept | {(each.source, each.commit) for each in newest.values()})
+    return frozenset(kept)
+
+
+def _rank(each: Cached) -> tuple[float, str]:
+    """The newest last."""
+    return each.fetched_at, each.commit

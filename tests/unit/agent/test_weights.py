@@ -247,7 +247,9 @@ async def test_that_a_pull_has_failed_is_not_told_before_what_it_has_found(begin
     assert all([cached.wrong for cached in each.cached] == ["m.fake is not what was fetched"] for each in failed)
 
 
-async def test_an_older_commit_that_is_whole_is_taken_rather_than_a_damaged_one(begin, autojump_clock, want, depot):
+async def test_of_the_newest_that_is_damaged_an_older_one_takes_the_place_only_where_it_can_not_be_mended(
+    begin, autojump_clock, want, depot
+):
     weights = await begin()
     want(weights)
     await trio.sleep(60)
@@ -255,10 +257,18 @@ async def test_an_older_commit_that_is_whole_is_taken_rather_than_a_damaged_one(
     depot.origin.publish(SOURCE)
     weights.order(order(Pull(number=1, source=SOURCE)))
     await trio.sleep(60)
-    depot.spoilt[SOURCE, depot.origin.commit_of(SOURCE)] = "m.fake is an HTML page"
+    newest = depot.origin.commit_of(SOURCE)
+    depot.spoilt[SOURCE, newest] = "m.fake is an HTML page"
+    depot.origin.down = True
     again = want(weights, "shd-2")
-    await trio.sleep(1)
+    await trio.sleep(10)
+    assert again.got is None
+    await trio.sleep(60)
     assert f"/{older}/" in again.got
+    depot.origin.down = False
+    third = want(weights, "shd-3")
+    await trio.sleep(60)
+    assert f"/{newest}/" in third.got
 
 
 async def test_what_has_just_come_and_is_damaged_is_not_fetched_for_ever(begin, autojump_clock, want, depot):

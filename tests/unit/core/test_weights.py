@@ -186,10 +186,15 @@ def test_the_newest_of_each_source_and_what_is_used_stays() -> None:
     # what can be resumed stays as well, and stands in for nothing
     assert find_wanted(["hf:o/r/f"], [old, half]) == {("hf:o/r/f", "1"), ("hf:o/r/f", "3")}
     assert find_wanted([], [half]) == frozenset()
-    # what is damaged can be mended, and is not needed where another one is whole
-    damaged = replace(old, commit="4", whole=False, wrong="f is missing")
+    # what is damaged can be mended, and is not needed where a newer one is whole
+    damaged = replace(old, commit="4", fetched_at=1.5, whole=False, wrong="f is missing")
     assert find_wanted(["hf:o/r/f"], [damaged, half]) == {("hf:o/r/f", "4"), ("hf:o/r/f", "3")}
-    assert find_wanted(["hf:o/r/f"], [damaged, old]) == {("hf:o/r/f", "1")}
+    for cached in ([damaged, new], [new, damaged]):
+        assert find_wanted(["hf:o/r/f"], cached) == {("hf:o/r/f", "2")}
+    # but while only older ones are, it is the newest, and a wrong read is not to have it removed
+    for cached in ([damaged, old, used], [used, old, damaged]):
+        assert find_wanted(["hf:o/r/f"], cached) == {("hf:o/r/f", "4"), ("hf:o/r/f", "1"), ("hf:o/r/f", "0")}
+    assert find_wanted([], [damaged, old]) == frozenset()
     assert find_wanted([], [replace(damaged, in_use=True), old]) == {("hf:o/r/f", "4")}
     assert NodeWeights(cached=(old, half)).whole == (old,)
     assert find_wanted([], [replace(gone, in_use=True), old]) == {("hf:o/r/gone", "1")}

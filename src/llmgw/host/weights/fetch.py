@@ -6,6 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -16,10 +17,10 @@ from llmgw.errors import only_ours
 from llmgw.host.weights.disk.cache import GONE, Cache
 from llmgw.host.weights.disk.damage import Damaged, refuse_used
 from llmgw.host.weights.disk.partial import CorruptFile, Partial
-from llmgw.host.weights.errors import Broken, FetchFailed, Kind
+from llmgw.host.weights.errors import Broken, FetchFailed, Kind, show_url
 from llmgw.host.weights.peers import NotNow, PeerGone, Peers
 from llmgw.host.weights.progress_meter import ProgressMeter
-from llmgw.host.weights.retries import Retries
+from llmgw.host.weights.retries import MOST_TRIES, Retries
 from llmgw.host.weights.sources.origin import Origin
 from llmgw.host.weights.taking import CUT_OFF, Taking, count_bytes, list_by_wholeness, make_listing, make_pieces
 from llmgw.reactor.rate import Rate
@@ -32,6 +33,8 @@ TICK_SECONDS = 0.5
 # How often those who wait for it in other programs see that it goes on: well within what they take for a stall.
 LIFE_SECONDS = 2.0
 CLOSE_SECONDS = 5.0
+# How often an origin is asked for what was here, where something older is that will do: a launch waits for it.
+MEND_TRIES = 3
 # How often at most a thread that reads a whole file tells how far it is.
 TOLD_EVERY_SECONDS = 0.25
 
@@ -54,10 +57,12 @@ async def fetch(
     share: Share = lambda partial: None,
     users: Callable[[str], Sequence[str]] = nobody,
 ) -> Manifest:
-    """A whole, verified commit of the source: one that is here, unless ``newest``; else the cluster's, or the newest.
+    """A whole, verified commit of the source: the newest that is here, unless ``newest``; else the cluster's, or the
+    newest.
 
-    With ``newest`` what is here of that is proven, piece by piece. What is damaged of a commit is fetched anew, where
-    nobody runs by it: ``users`` names the shards that do. ``tell`` hears how it goes, READY or FAILED at last.
+    With ``newest`` what is here of that is proven, piece by piece, and so is always what is only noted to be wrong.
+    What is damaged of a commit is fetched anew, where nobody runs by it: ``users`` names the shards that do. Where that
+    can't be, one that is older and whole will do. ``tell`` hears how it goes, READY or FAILED at last.
     ``share`` is given what others may take pieces from while it comes, and None before that is closed. Cancelled, it
     ends within a second, and the next one goes on where it was. Raises FetchFailed.
     """
@@ -142,9 +147,13 @@ class _Fetching:
         async with self._cache.hold(text, self._meter.queue):
             self._holds = True
             self._meter.enter(Phase.RESOLVING)
+            await self._prove_marked()
             manifest = None if newest else await trio.to_thread.run_sync(find, text)
             if manifest is not None and (not proves or await self._prove(manifest) is None):
                 return manifest
+            older, lost = await trio.to_thread.run_sync(self._cache.tell_apart, text)
+            if lost and older is not None and not newest:
+                return await self._mend(lost[0], older)
             swarm = self._swarm()
             wanted = swarm.commit if swarm is not None and not newest else None
             try:
@@ -156,12 +165,41 @@ class _Fetching:
             self._meter.enter(Phase.RESOLVING)
             return await self._fetch(None, proves=proves)
 
-    async def _fetch(self, commit: str | None, *, proves: bool) -> Manifest:
+    async def _prove_marked(self) -> None:
+        """A wrong read is noted for all who share the folder: before anything is done about it, all of it is read.
+        Where nothing is wrong it is a copy again, whether or not its origin can be reached, and whoever runs by it."""
+        _, lost = await trio.to_thread.run_sync(self._cache.tell_apart, self._source.text)
+        for each in filter(lambda each: each.is_marked, lost):
+            # (what can't be read may be none that this fetch needs)
+            with suppress(FetchFailed):
+                wrong = await self._prove(each.manifest)
+                if wrong is None:
+                    return
+                # What its beginning has become says more than that some piece is wrong.
+                said = await trio.to_thread.run_sync(self._cache.look, each.manifest)
+                self._proven[each.manifest.commit] = said or wrong
+
+    async def _mend(self, lost: Damaged, older: Manifest) -> Manifest:
+        """What was the newest here, once more; where that can't be had, the older one that is whole. Never without a
+        word: replicas of one model may answer by two versions of it then."""
+        try:
+            return await self._fetch(lost.manifest.commit, proves=False, most_tries=MEND_TRIES)
+        except FetchFailed as failure:
+            source, commit = lost.manifest.source, lost.manifest.commit
+            log.warning(
+                "%s (%s) in %s is damaged (%s) and can't be mended (%s): the older %s is taken in its place",
+                *(show_url(source), commit[:12], self._cache.folder / key_of(source) / commit, lost.why),
+                *(failure.message, older.commit[:12]),
+            )
+        return older
+
+    async def _fetch(self, commit: str | None, *, proves: bool, most_tries: int = MOST_TRIES) -> Manifest:
         self._meter.enter(Phase.RESOLVING)
-        listing, by_member = await self._resolve(commit)
+        listing, by_member = await self._resolve(commit, most_tries)
         renew, text = self._cache.renew, self._source.text
         here = await trio.to_thread.run_sync(self._cache.read, text, listing.commit)
         if here is not None:
+            proves = proves or await trio.to_thread.run_sync(self._cache.is_marked, here)
             wrong = await (self._prove(here) if proves else trio.to_thread.run_sync(self._cache.judge, here))
             # (what its origin went back to is the newest again)
             if wrong is None and (found := await trio.to_thread.run_sync(renew, text, here.commit, time.time())):
@@ -194,6 +232,7 @@ class _Fetching:
         listing = _list_again(manifest)
         hear = self._follow_both(lambda read, right: self._meter.prove(listing, read, right))
         self._meter.enter(Phase.VERIFYING)
+        self._meter.know(listing, 0)
         self._meter.prove(listing, 0, 0)
         self._meter.wait_for(lambda: "the disk is slow: what lies here is not read yet")
         try:
@@ -307,16 +346,16 @@ class _Fetching:
 
         return follow_both
 
-    async def _resolve(self, commit: str | None) -> tuple[Listing, bool]:
+    async def _resolve(self, commit: str | None, most_tries: int) -> tuple[Listing, bool]:
         """What the source is: by its origin, or (True) by a member of the swarm, where that can't be reached."""
         self._meter.wait_for(lambda: "its origin has not answered yet")
         try:
-            return await self._try_resolving(commit)
+            return await self._try_resolving(commit, most_tries)
         finally:
             self._meter.wait_for(None)
 
-    async def _try_resolving(self, commit: str | None) -> tuple[Listing, bool]:
-        retries = Retries()
+    async def _try_resolving(self, commit: str | None, most_tries: int) -> tuple[Listing, bool]:
+        retries = Retries(most_tries)
         while True:
             failure: FetchFailed
             try:

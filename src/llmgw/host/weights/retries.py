@@ -8,10 +8,11 @@ MOST_TRIES = 10
 
 
 class Retries:
-    """Tries that brought nothing, over all lines to one origin. Lines that break together are one try: the lines of a
-    try carry its ``number``."""
+    """Tries that brought nothing, ``most`` in a row, over all lines to one origin. Lines that break together are one
+    try: the lines of a try carry its ``number``."""
 
-    def __init__(self) -> None:
+    def __init__(self, most: int = MOST_TRIES) -> None:
+        self._most = most
         self.number = 0
         self.rest_until = -float("inf")
         self._in_vain = 0
@@ -19,7 +20,7 @@ class Retries:
     @property
     def left(self) -> int:
         """How many tries more there are, if none brings anything."""
-        return MOST_TRIES - self._in_vain
+        return self._most - self._in_vain
 
     def clear(self) -> None:
         """Something has come."""
@@ -38,4 +39,4 @@ class Retries:
             rest = min(FIRST_REST_SECONDS * 2 ** (self._in_vain - 1), MOST_REST_SECONDS)
             self.rest_until = now + rest
         self.rest_until = max(self.rest_until, now + wait_seconds)
-        return self._in_vain < MOST_TRIES
+        return self._in_vain < self._most

@@ -7,6 +7,7 @@ import os
 import secrets
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
 from typing import Protocol, TypeAlias, overload
@@ -58,8 +59,8 @@ def note_nothing(why: str) -> None:
 
 
 class KeptShelf:
-    """A whole commit: what its manifest says lies in ``folder``. ``note`` is told what is found wrong with it, in words
-    that begin with a file's name, by the thread that has read it."""
+    """A whole commit: what its manifest says lies in ``folder``. ``note`` is told what is no longer as it was
+    fetched, in words that begin with a file's name, by the thread that has read it."""
 
     order = WHOLE_ORDER
     whole = True
@@ -80,23 +81,31 @@ class KeptShelf:
         if not 0 <= file < len(self.files) or not 0 <= piece < len(self.files[file].pieces):
             raise LookupError(f"there is no piece {piece} of file {file}")
         kept = self.files[file]
-        start = piece * piece_bytes_of(kept.size_bytes)
-        size = min(piece_bytes_of(kept.size_bytes), kept.size_bytes - start)
+        with suppress(OSError, _Wrong):
+            return self._read(kept, piece)
+        # A bad moment of a cable, a controller or a file server is soon over. What is noted keeps a commit from every
+        # launch on this folder: only what is wrong twice is, and what can't be read never, for it may be right.
         try:
-            with open_folder(self._folder) as folder:
-                data = _read_of(folder, kept, start, size)
+            return self._read(kept, piece, anew=True)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and not self._folder.exists():
                 # It was collected: whoever asks has been told of it a moment ago.
                 raise LookupError(f"{self._folder} is gone") from error
-            if error.errno == errno.EIO:
-                self._note(f"{kept.name} can't be read: {error.strerror}")
             raise self._tell(kept, f"can't be read ({error.strerror})") from error
-        if blake3(data).hexdigest() != kept.pieces[piece]:
+        except _Wrong as error:
             # Whoever takes it would find that out too, and tell nobody here.
             wrong = f"is not what was fetched (piece {piece})"
             self._note(f"{kept.name} {wrong}")
-            raise self._tell(kept, wrong)
+            raise self._tell(kept, wrong) from error
+
+    def _read(self, kept: FileKept, piece: int, *, anew: bool = False) -> bytes:
+        """``anew``: from the disk, and not from what the machine remembers of it. Raises OSError, and _Wrong."""
+        start = piece * piece_bytes_of(kept.size_bytes)
+        size = min(piece_bytes_of(kept.size_bytes), kept.size_bytes - start)
+        with open_folder(self._folder) as folder:
+            data = _read_of(folder, kept, start, size, anew=anew)
+        if blake3(data).hexdigest() != kept.pieces[piece]:
+            raise _Wrong
         return data
 
     def _tell(self, kept: FileKept, wrong: str) -> Spoiled:
@@ -109,10 +118,18 @@ class KeptShelf:
         )
 
 
-def _read_of(folder: Folder, kept: FileKept, start: int, size: int) -> bytes:
+class _Wrong(Exception):  # noqa: N818
+    """A piece has not the hash that it was kept with."""
+
+
+def _read_of(folder: Folder, kept: FileKept, start: int, size: int, *, anew: bool) -> bytes:
     """Raises OSError, also when the file is not as long as it was."""
     number = folder.open(kept.name, os.O_RDONLY)
     try:
+        if anew:
+            # (where that can't be had, it is read all the same)
+            with suppress(OSError):
+                os.posix_fadvise(number, start, size, os.POSIX_FADV_DONTNEED)
         length = os.fstat(number).st_size
         if length < start + size:
             raise OSError(errno.EIO, f"it is cut off: it has {length} of {kept.size_bytes} bytes")

@@ -31,6 +31,9 @@ SOON_SECONDS = 0.05
 LISTEN_SECONDS = 2.0
 # Who had no turn for so long was stopped itself: the others were not silent, and may have fetched its share.
 STOPPED_SECONDS = 2.0
+# Only who was well for so long since is once more. Where turns come late again and again the machine is slow: if it
+# heard the others first each time, and took nobody for silent, the origin would never be asked for anything.
+WELL_SECONDS = PATIENCE_SECONDS + LISTEN_SECONDS
 # How long a member may hold back its answer until it has news, and what lies between two of its answers at least.
 NEWS_SECONDS = 5
 NEWS_PAUSE_SECONDS = 0.2
@@ -96,9 +99,9 @@ class Taking:
         # Since and until when it is waited to hear what others have, and who has been heard.
         self._listens_since = self._listens_until = -float("inf")
         self._heard: set[NodeId] = set()
-        # When we had a turn last, and whether that came late.
+        # When we had a turn last, and the last one that came late.
         self._turned_at = float("inf")
-        self._was_stopped = False
+        self._late_at = -float("inf")
         # Since when it goes on after that: nobody was silent, or has refused us, before.
         self._awake_since = -float("inf")
         self._failure: FetchFailed | None = None
@@ -140,15 +143,15 @@ class Taking:
                 raise self._failure
 
     def _turn(self) -> float:
-        """What time it is; what has gone on without us is heard first where we were stopped."""
+        """What time it is; what has gone on without us is heard first where we were stopped. Whichever task has the
+        first turn after that finds it, for all: the others are not late any more."""
         now = trio.current_time()
-        stopped = now - self._turned_at > STOPPED_SECONDS
-        if stopped and not self._was_stopped:
-            self._awake_since = now
-            self._pieces.excuse_all(now)
-            self._listen(now)
-        # (where every turn comes late, the machine is slow, and nothing would ever be asked for)
-        self._was_stopped = stopped
+        if now - self._turned_at > STOPPED_SECONDS:
+            if self._turned_at - self._late_at > WELL_SECONDS:
+                self._awake_since = now
+                self._pieces.excuse_all(now)
+                self._listen(now)
+            self._late_at = now
         self._turned_at = now
         return now
 
@@ -369,7 +372,10 @@ class Taking:
                         if wanted:
                             await self._keep((file, piece), buffer, None)
                         piece, at = piece + 1, 0
-                        if piece == run.stop or ordered != self._pieces.is_in_order(file):
+                        if piece == run.stop:
+                            # (not left at once: who reads to the end has its connection for the next run)
+                            break
+                        if ordered != self._pieces.is_in_order(file):
                             return
                         if ordered and not self._pieces.goes_on(file, piece):
                             return
@@ -382,6 +388,8 @@ class Taking:
                         size = self._measure(file, piece)
                         if len(buffer) != size:
                             buffer = self._find_buffer(size)
+            if piece == run.stop:
+                return
             raise Broken(
                 f"{self._listing.files[file].name} ended before its time",
                 remedy="see whether its server, or a proxy before it, cuts off what takes long",

@@ -28,7 +28,7 @@ from llmgw.core.weights import Fetch, FileListed, Listing, Manifest, Member, Pha
 from llmgw.host.weights.disk.cache import Cache
 from llmgw.host.weights.disk.partial import Partial
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind
-from llmgw.host.weights.fetch import fetch
+from llmgw.host.weights.fetch import MEND_TRIES, fetch
 from llmgw.host.weights.peers import PeerGone, Told, open_peers
 from llmgw.host.weights.retries import MOST_TRIES
 from llmgw.reactor.rate import Rate
@@ -1045,3 +1045,169 @@ def test_killed_at_any_moment_it_goes_on_and_what_is_kept_is_right(tmp_path: Pat
     kept = folder / key_of(TEXT) / manifest.commit
     assert (kept / "x.bin").read_bytes() == content
     assert [path.name for path in (folder / key_of(TEXT)).glob("*.part")] == []
+
+
+class Away:
+    """Nobody can be reached."""
+
+    async def resolve(self, source: Source, commit: str | None) -> Listing:
+        raise FetchFailed("nobody knows that host", Kind.DNS)
+
+
+WRONG_READ = "x.bin is not what was fetched (piece 1)"
+
+
+@pytest.mark.parametrize("newest", [False, True])
+async def test_what_is_only_noted_to_be_wrong_is_proven_without_its_origin_and_beside_who_runs_by_it(
+    tmp_path: Path, origin: FakeOrigin, newest: bool
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        node.origin, node.users = Away(), lambda commit: ["shd-1"]  # type: ignore[assignment]
+        use = Cache(node.cache.folder).use(manifest)
+        assert use is not None
+        Cache(node.cache.folder).note_wrong(manifest, WRONG_READ)
+        node.told.clear()
+        if newest:
+            # (whether there is a newer one nobody can say)
+            with pytest.raises(FetchFailed, match="nobody knows that host"):
+                await cluster.fetch(node, TEXT, newest=True)
+        else:
+            assert await cluster.fetch(node, TEXT) == manifest
+            assert (node.last.phase, node.last.origin_bytes, node.last.cause) == (Phase.READY, 0, None)
+        assert Phase.VERIFYING in {each.phase for each in node.told}
+        assert Cache(node.cache.folder).find(TEXT) == manifest
+        assert not place(node, manifest, ".manifest.damaged").exists()
+        assert node.cache.set_asides == ()
+        use.close()
+
+
+async def test_what_is_noted_and_wrong_stays_under_who_runs_by_it_and_then_costs_what_is_wrong(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        for at in (MIB + 5, 3 * MIB):
+            spoil(place(node, manifest), at)
+        node.cache.note_wrong(manifest, WRONG_READ)
+        node.users = lambda commit: ["shd-1"]
+        with pytest.raises(FetchFailed, match=r"in 2 of its 7 pieces; it stays as it is while shd-1 of this"):
+            await cluster.fetch(node, TEXT)
+        assert place(node, manifest, ".manifest.damaged").exists()
+        node.users = lambda commit: []
+        mended = await cluster.fetch(node, TEXT)
+        assert read_kept(node, mended, "x.bin") == content
+        assert node.last.origin_bytes == 2 * MIB
+        assert [each.why for each in node.cache.set_asides] == ["x.bin is not what was fetched in 2 of its 7 pieces"]
+
+
+async def fetch_two(cluster: Cluster, node: Node, folder: Path) -> tuple[Manifest, Manifest]:
+    """Two versions, the older one first."""
+    older = await cluster.fetch(node, TEXT)
+    make_weights(folder / "files" / FILE, 4 * MIB)
+    return older, await cluster.fetch(node, TEXT, newest=True)
+
+
+async def test_a_note_on_the_newest_version_brings_no_launch_back_to_an_older_one(
+    tmp_path: Path, origin: FakeOrigin, content: bytes
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        older, newer = await fetch_two(cluster, node, tmp_path)
+        node.cache.note_wrong(newer, WRONG_READ)
+        node.origin = Away()  # type: ignore[assignment]
+        assert await cluster.fetch(node, TEXT) == newer
+        # (of several that are noted the newest that is right)
+        spoil(place(node, newer), 5)
+        for each in (older, newer):
+            node.cache.note_wrong(each, WRONG_READ)
+        assert await cluster.fetch(node, TEXT) == older
+        assert not place(node, older, ".manifest.damaged").exists()
+
+
+@pytest.mark.parametrize("damage", ["marked", "cut off", "no manifest"])
+async def test_of_a_newest_version_that_is_damaged_a_launch_mends_it_or_says_which_older_one_it_takes(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        older, newer = await fetch_two(cluster, node, tmp_path)
+        if damage == "no manifest":
+            place(node, newer, ".manifest.json").unlink()
+        elif damage == "marked":
+            spoil(place(node, newer), 5)
+            node.cache.note_wrong(newer, WRONG_READ)
+        else:
+            os.truncate(place(node, newer), 3 * MIB)
+        there, node.origin = node.origin, Away()  # type: ignore[assignment]
+        assert await cluster.fetch(node, TEXT) == older
+        (told,) = [record.getMessage() for record in caplog.records if "the older" in record.getMessage()]
+        assert f"({newer.commit[:12]}) in {place(node, newer).parent} is damaged (" in told
+        assert f"can't be mended (nobody knows that host): the older {older.commit[:12]} is taken in its place" in told
+        assert place(node, newer).exists()
+        node.origin = there
+        again = await cluster.fetch(node, TEXT)
+        assert (again.commit, again.files) == (newer.commit, newer.files)
+        assert node.last.origin_bytes == (0 if damage == "no manifest" else MIB)
+        assert await cluster.fetch(node, TEXT) == again
+
+
+async def test_a_newest_version_that_is_only_half_mended_is_mended_by_the_next_launch(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        older, newer = await fetch_two(cluster, node, tmp_path)
+        os.truncate(place(node, newer), 3 * MIB)
+        # (whoever had it set aside was killed)
+        Cache(node.cache.folder).set_aside(newer, "x.bin is cut off")
+        there, node.origin = node.origin, Away()  # type: ignore[assignment]
+        assert await cluster.fetch(node, TEXT) == older
+        assert f"the older {older.commit[:12]} is taken" in caplog.text
+        node.origin = there
+        again = await cluster.fetch(node, TEXT)
+        assert (again.commit, node.last.origin_bytes) == (newer.commit, MIB)
+
+
+async def test_an_origin_in_trouble_is_asked_a_few_times_where_an_older_version_will_do(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, autojump_clock: MockClock
+) -> None:
+    async with open_node(tmp_path, origin, seeds=False) as (cluster, node):
+        autojump_clock.autojump_threshold = 0.2
+        older, newer = await fetch_two(cluster, node, tmp_path)
+        os.truncate(place(node, newer), 3)
+        node.cache, dead = Unseen(node.cache.folder), Dead(None)
+        node.origin = dead  # type: ignore[assignment]
+        assert await cluster.fetch(node, TEXT) == older
+        assert len(dead.asked) == MEND_TRIES
+
+
+@pytest.mark.parametrize("has_older", [False, True])
+async def test_what_is_noted_and_can_not_be_read_is_not_set_aside_unproven(
+    tmp_path: Path, origin: FakeOrigin, content: bytes, has_older: bool
+) -> None:
+    class Unreadable(Cache):
+        def prove(self, manifest: Manifest, *_: Any) -> str | None:
+            raise FetchFailed("x.bin can't be read", Kind.DISK)
+
+    async with open_node(tmp_path, origin) as (cluster, node):
+        older, newer = await fetch_two(cluster, node, tmp_path)
+        if not has_older:
+            node.cache.remove(TEXT, older.commit)
+        node.cache.note_wrong(newer, WRONG_READ)
+        node.cache = Unreadable(node.cache.folder)
+        if has_older:
+            assert await cluster.fetch(node, TEXT) == older
+        else:
+            with pytest.raises(FetchFailed, match=r"x\.bin can't be read"):
+                await cluster.fetch(node, TEXT)
+        assert place(node, newer).exists()
+
+
+async def test_what_a_look_has_found_is_told_though_all_of_it_is_read_then(tmp_path: Path, origin: FakeOrigin) -> None:
+    async with open_node(tmp_path, origin) as (cluster, node):
+        manifest = await cluster.fetch(node, TEXT)
+        with place(node, manifest).open("r+b") as file:
+            file.write(b"<html>")
+        assert node.cache.look(manifest) is not None
+        await cluster.fetch(node, TEXT)
+        assert node.last.origin_bytes == MIB
+        (told,) = node.cache.set_asides
+        assert told.why.startswith("x.bin is an HTML page")

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from llmgw.core.weights import (
     key_of,
     piece_bytes_of,
 )
+from llmgw.host.weights import shelf as shelves
 from llmgw.host.weights.disk.cache import Cache
 from llmgw.host.weights.shelf import KeptShelf, PartialShelf, Spoiled
 
@@ -81,6 +83,42 @@ def test_a_piece_of_a_whole_commit_that_has_changed_is_not_given(kept: Kept) -> 
     with pytest.raises(Spoiled, match=r"a\.bin of hf:org/repo/\* \(c{12}\) in .*whole is not what was fetched"):
         shelf.read(0, 1)
     assert noted == ["a.bin is not what was fetched (piece 1)"]
+
+
+def fail(file: int, offset: int, size_bytes: int) -> bytes:
+    raise OSError(errno.EIO, "Input/output error")
+
+
+def lie(file: int, offset: int, size_bytes: int) -> bytes:
+    return bytes(size_bytes)
+
+
+@pytest.mark.parametrize("wrong", [fail, lie])
+@pytest.mark.parametrize("times", [1, 2])
+def test_one_wrong_read_is_none_and_one_that_fails_is_never_noted(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch, wrong: Callable[[int, int, int], bytes], times: int
+) -> None:
+    noted: list[str] = []
+    shelf = KeptShelf(kept.manifest, kept.folder, noted.append)
+    reads, right = [wrong] * times, shelves.read_at
+
+    def read(file: int, offset: int, size_bytes: int) -> bytes:
+        return (reads.pop() if reads else right)(file, offset, size_bytes)
+
+    monkeypatch.setattr(shelves, "read_at", read)
+    if times == 2:
+        with pytest.raises(Spoiled, match=r"can't be read \(Input" if wrong is fail else "is not what was fetched"):
+            shelf.read(0, 1)
+    assert shelf.read(0, 1) == kept.files["a.bin"][LEAST_PIECE_BYTES : 2 * LEAST_PIECE_BYTES]
+    assert noted == (["a.bin is not what was fetched (piece 1)"] if (wrong, times) == (lie, 2) else [])
+
+
+def test_a_file_that_is_cut_off_is_not_noted_for_its_size_says_it(kept: Kept) -> None:
+    noted: list[str] = []
+    os.truncate(kept.folder / "a.bin", 5)
+    with pytest.raises(Spoiled, match="cut off"):
+        KeptShelf(kept.manifest, kept.folder, noted.append).read(0, 1)
+    assert noted == []
 
 
 def test_of_a_whole_commit_nothing_is_listed_before_somebody_asks(kept: Kept) -> None:

@@ -459,3 +459,36 @@ async def test_what_refuses_who_has_just_been_stopped_is_asked_again_before_the_
         await ended.wait()
         assert remote.refused == 2
         assert remote.asked == before
+
+
+class Unknowing(Remote):
+    """The member never knows us."""
+
+    async def hear(self, member: Member, key: str, commit: str, *, since: Told | None, wait_seconds: int) -> Told:
+        self.questions += 1
+        raise NotNow("it answers 403")
+
+
+@pytest.mark.parametrize("runs_seconds", [0.0, 1.0, 3.0, 8.0])
+async def test_where_turns_come_late_again_and_again_the_origin_is_asked_all_the_same(
+    tmp_path: Path, mock_clock: MockClock, runs_seconds: float
+) -> None:
+    mock_clock.rate = 0.0
+    remote = Unknowing(random.Random(1).randbytes(32 * MIB))
+    remote.lines.set()
+    members = tuple(Member(node=NodeId(name), seed=f"{name}:1") for name in ("me", "other"))
+    async with run_taking(tmp_path, remote, members) as ended:
+        while not ended.is_set() and trio.current_time() < 300:
+            mock_clock.jump(3.0)
+            for _ in range(round(runs_seconds / 0.5) + 1):
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                mock_clock.jump(0.5 if runs_seconds else 0.0)
+        assert ended.is_set()
+
+
+async def test_the_next_run_has_the_connection_of_the_last(tmp_path: Path, origin: FakeOrigin, content: bytes) -> None:
+    async with open_cluster(tmp_path, origin.url) as cluster:
+        nodes = [await cluster.add("n1")]
+        (manifest,) = await fetch_all(cluster, *nodes)
+        check(nodes, manifest, content)
+    assert origin.connections < len(origin.requests) * 3 / 4

@@ -17,7 +17,9 @@ from llmgw.host.disks import is_shared
 from llmgw.host.weights.disk.beneath import Folder, open_folder
 from llmgw.host.weights.disk.clearing import (
     Leftover,
+    find_odd,
     list_leftovers,
+    list_set_aside,
     read_source,
     remove_commit,
     remove_empty,
@@ -83,8 +85,18 @@ class Cache:
 
     def find(self, source: str) -> Manifest | None:
         """The newest commit of a source that is whole by its files' sizes, and of which nothing else was found; None
-        when there is none."""
-        return max(self._list_of(source), key=_rank, default=None)
+        when there is none, or a newer one is no copy any more: nobody is to go back to an older version by that
+        without a word."""
+        whole, lost = self.tell_apart(source)
+        return None if lost else whole
+
+    def tell_apart(self, source: str) -> tuple[Manifest | None, tuple[Damaged, ...]]:
+        """The newest commit of a source that is whole, and what was here of newer ones, the newest first: what is no
+        copy any more, and what was set aside for that and is not fetched anew yet."""
+        whole = max(self._list_of(source), key=_rank, default=None)
+        lost = [*self._damaged.get(key_of(source), ()), *self._list_set_aside(source)]
+        newer = (each for each in lost if whole is None or _rank(each.manifest) > _rank(whole))
+        return whole, tuple(sorted(newer, key=lambda each: _rank(each.manifest), reverse=True))
 
     def list(self) -> tuple[Manifest, ...]:
         """All commits of all sources that are whole."""
@@ -136,9 +148,18 @@ class Cache:
 
     def judge(self, manifest: Manifest) -> str | None:
         """Why a commit is no copy any more, as far as that is known without a look into its files; None where it is."""
+        found = self._find_damaged(manifest)
+        return None if found is None else found.why
+
+    def is_marked(self, manifest: Manifest) -> bool:
+        """Whether a commit is none for no other reason than that it was noted so: all of it is there by its sizes."""
+        found = self._find_damaged(manifest)
+        return found is not None and found.is_marked
+
+    def _find_damaged(self, manifest: Manifest) -> Damaged | None:
         self._list_of(manifest.source)
         found = self._damaged.get(key_of(manifest.source), ())
-        return next((each.why for each in found if each.manifest.commit == manifest.commit), None)
+        return next((each for each in found if each.manifest.commit == manifest.commit), None)
 
     def look(self, manifest: Manifest) -> str | None:
         """What an engine would end by: a look at the files' beginnings, of some milliseconds. What is found is no copy
@@ -375,6 +396,12 @@ class Cache:
             found += self._list_commits(cache, key_of(source))
         return tuple(found)
 
+    def _list_set_aside(self, source: str) -> tuple[Damaged, ...]:
+        found: list[Damaged] = []
+        with self._telling(), open_folder(self.folder) as cache, cache.enter(key_of(source)) as key:
+            found += list_set_aside(key)
+        return tuple(found)
+
     def _list_commits(self, cache: Folder, name: str) -> Iterable[Manifest]:
         before, found = self._known.pop(name, {}), {}
         damaged: list[Damaged] = []
@@ -388,13 +415,13 @@ class Cache:
                         raise
                     if noted is None:
                         continue
-                    stamps, manifest, fault = noted
+                    stamps, manifest, fault, mark = noted
                     marked = self._marks.get((name, commit))
-                    if fault is None and marked is not None and marked[0] == stamps:
-                        fault = marked[1]
-                    if fault is not None:
-                        damaged.append(Damaged(manifest=manifest, why=fault))
-                        raise ValueError(fault)
+                    if mark is None and marked is not None and marked[0] == stamps:
+                        mark = marked[1]
+                    if (why := fault or mark) is not None:
+                        damaged.append(Damaged(manifest=manifest, why=why, is_marked=fault is None))
+                        raise ValueError(why)
                     found[commit] = stamps, manifest
             self._known[name] = found
         self._damaged[name] = tuple(damaged)
@@ -434,9 +461,11 @@ def _rank(manifest: Manifest) -> tuple[float, str]:
     return manifest.fetched_at, manifest.commit
 
 
-def _look_at(key: Folder, commit: str, known: _Noted | None) -> tuple[tuple[_Stamp, ...], Manifest, str | None] | None:
-    """What a commit is by its manifest, and what of it is not there; None when it is none. Raises OSError, and
-    ValueError when nobody can say."""
+def _look_at(
+    key: Folder, commit: str, known: _Noted | None
+) -> tuple[tuple[_Stamp, ...], Manifest, str | None, str | None] | None:
+    """What a commit is by its manifest, what of it is not there, and what was found wrong with it; None when it is
+    none. Raises OSError, and ValueError when nobody can say."""
     if not key.has_folder(commit):
         return None
     with key.enter(commit) as folder:
@@ -446,15 +475,18 @@ def _look_at(key: Folder, commit: str, known: _Noted | None) -> tuple[tuple[_Sta
         manifest = known[1] if known is not None and known[0] == stamps else read_manifest(folder)
         if (key_of(manifest.source), manifest.commit) != (key.path.name, commit):
             raise ValueError(ELSE)
-        return stamps, manifest, find_fault(folder, manifest) or read_mark(folder)
+        return stamps, manifest, find_fault(folder, manifest), read_mark(folder)
 
 
 def _find_unread(key: Folder, commit: str, why: str) -> list[Damaged]:
-    """What lies there, where llmgw has fetched something; its manifest says nothing."""
+    """What lies there, where llmgw has fetched something; its manifest says nothing. (What could not be removed is not
+    told: nobody is to be promised its room.)"""
     source = read_source(key)
     if source is None:
         return []
     with key.enter(commit) as folder:
+        if find_odd(folder) is not None:
+            return []
         manifest = describe_unread(folder, source, commit)
     return [Damaged(manifest=manifest, why=why)] if manifest.files else []
 

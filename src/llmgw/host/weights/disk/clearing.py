@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from llmgw.core.weights import Listing, Manifest, key_of
 from llmgw.host.weights.disk.beneath import Folder, count_bytes
-from llmgw.host.weights.disk.damage import find_right
+from llmgw.host.weights.disk.damage import Damaged, find_right, read_mark
 from llmgw.host.weights.disk.file_names import PIECES_NAME, SOURCE_NAME, is_commit, is_key
 from llmgw.host.weights.disk.in_use import NotRemoved, hold_alone
 from llmgw.host.weights.disk.key_lock import LOCK_NAME, Holder, try_lock
@@ -48,7 +49,7 @@ def remove_commit(cache: Folder, source: str, commit: str) -> int:
         if found is None:
             return 0
         with key.enter(commit) as folder:
-            _look_at(folder, source, commit)
+            _look_at(key, folder, source, commit)
             with hold_alone(folder):
                 key.remove(commit + GONE_SUFFIX)
                 # Half of it must not keep the name of the whole.
@@ -94,6 +95,19 @@ def _take_over(key: Folder, commit: str, names: Sequence[str]) -> Iterator[Folde
             key.remove(commit + PART_SUFFIX)
             key.rename(commit, commit + PART_SUFFIX)
             key.sync()
+
+
+def list_set_aside(key: Folder) -> list[Damaged]:
+    """What was set aside in the folder of one source, and is not fetched anew yet: it has the manifest that it had.
+    Raises OSError."""
+    found = []
+    for name in _list_parts(key):
+        # (of one whose manifest said nothing nobody can say what it was)
+        with key.enter(name) as part, suppress(FileNotFoundError, ValueError):
+            manifest = read_manifest(part)
+            if (key_of(manifest.source), manifest.commit + PART_SUFFIX) == (key.path.name, name):
+                found.append(Damaged(manifest=manifest, why=read_mark(part) or "it was set aside"))
+    return found
 
 
 def list_leftovers(key: Folder) -> list[Leftover]:
@@ -182,16 +196,27 @@ def _describe(key: Folder, name: str, source: str | None) -> Leftover:
     return Leftover(key=key.path.name, source=source, commit=commit, size_bytes=size, changed_at=changed.st_mtime)
 
 
-def _look_at(folder: Folder, source: str, commit: str) -> None:
-    try:
+def find_odd(folder: Folder) -> str | None:
+    """What is in a folder, or below it, that is neither a plain file nor a folder: no fetch has put that there. Raises
+    OSError."""
+    odd = (name for name, found in folder.walk() if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)))
+    return next(odd, None)
+
+
+def _look_at(key: Folder, folder: Folder, source: str, commit: str) -> None:
+    manifest = None
+    with suppress(FileNotFoundError, ValueError):
         manifest = read_manifest(folder)
-    except (FileNotFoundError, ValueError) as error:
-        raise NotRemoved(f"{folder.path} holds no manifest of llmgw's: remove it by hand") from error
-    if (manifest.source, manifest.commit) != (source, commit):
-        raise NotRemoved(f"{folder.path} is something else by its manifest: remove it by hand")
-    if foreign := list_foreign(folder, [file.name for file in manifest.files]):
+    if manifest is not None and (manifest.source, manifest.commit) == (source, commit):
+        foreign = next(iter(list_foreign(folder, [file.name for file in manifest.files])), None)
+    elif read_source(key) == source:
+        # Nobody can say any more what its files were: where its source was fetched to, they are those that lie there.
+        foreign = find_odd(folder)
+    else:
+        raise NotRemoved(f"{folder.path} holds no manifest of llmgw's: remove it by hand")
+    if foreign is not None:
         raise NotRemoved(
-            f"llmgw did not put {printable(foreign[0])} into {folder.path}: move it away, then it can be removed"
+            f"llmgw did not put {printable(foreign)} into {folder.path}: move it away, then it can be removed"
         )
 
 

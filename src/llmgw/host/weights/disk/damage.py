@@ -29,10 +29,12 @@ _UNSAID = "it was found damaged"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Damaged:
     """A commit that is no copy any more, by its manifest (where that says nothing any more, by what lies there: without
-    hashes), and ``why``: words that begin with a file's name."""
+    hashes), and ``why``: words that begin with a file's name. ``is_marked``: it is all there by its sizes, and only
+    noted that somebody who has read of it has found it wrong, which may have been the read."""
 
     manifest: Manifest
     why: str
+    is_marked: bool = False
 
 
 def refuse_used(source: str, commit: str, folder: Path, why: str, users: Sequence[str]) -> FetchFailed:

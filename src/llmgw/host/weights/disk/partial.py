@@ -44,6 +44,9 @@ from llmgw.host.weights.errors import FetchFailed, Kind
 # what comes, and no write takes much longer than another.
 _CAUGHT_UP = 8
 _STRIPES = 16
+# For a longer write the kernel takes longer stretches of memory than it keeps at hand, which a virtual machine may have
+# to get from its host first: that costs several times what the writing does.
+_WRITTEN_BYTES = 32 * 1024
 
 Buffer = bytes | bytearray | memoryview
 
@@ -276,7 +279,7 @@ class Partial:
         with self._files.use(file) as target:
             place = offset
             while left:
-                written = os.pwrite(target, left, place)
+                written = os.pwrite(target, left[:_WRITTEN_BYTES], place)
                 left, place = left[written:], place + written
             begin_writing(target, offset, length)
 

@@ -10,8 +10,8 @@ import contextlib
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
+from contextlib import aclosing, asynccontextmanager
 from functools import partial
 
 import httpcore
@@ -19,8 +19,9 @@ import httpx
 import trio
 
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind
+from llmgw.host.weights.sources.answers import read_count
 from llmgw.host.weights.sources.asker import AGENT, Asker
-from llmgw.host.weights.sources.connections import PEER, open_pool
+from llmgw.host.weights.sources.connections import PEER, READ_BYTES, open_pool
 from llmgw.host.weights.sources.redirects import (
     Place,
     Proxies,
@@ -32,7 +33,10 @@ from llmgw.host.weights.sources.redirects import (
 )
 
 CLOSE_SECONDS = 2.0
-
+# What is longer leaves its connection unfit for another request (see ``_read_on``), which costs little beside it.
+KEPT_BYTES = 8 * 1024 * 1024
+# Httpcore's name for what an answer comes from.
+STREAM = "network_stream"
 
 _FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol)
 
@@ -108,7 +112,7 @@ class Web:
         ``allowed``: a redirect has led here, and of the places where nobody is led to it may be in these; None: the
         source itself names it."""
         proxy = self._proxies.find(url)
-        told = httpx.Request("GET", url, headers={**self._headers, **headers})
+        told = httpx.Request("GET", url, headers={**self._headers, **headers}, extensions=self._extensions)
         request = httpcore.Request(
             "GET",
             httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
@@ -118,7 +122,8 @@ class Web:
         with self.naming(url, proxy):
             answer = await self._road_of(proxy, allowed).handle_async_request(request)
             try:
-                found = {PEER: answer.extensions["network_stream"].get_extra_info(PEER)}
+                stream = answer.extensions[STREAM]
+                found = {PEER: stream.get_extra_info(PEER), STREAM: stream}
                 yield httpx.Response(
                     answer.status, headers=answer.headers, stream=_Body(answer), request=told, extensions=found
                 )
@@ -154,7 +159,8 @@ async def read_body(response: httpx.Response) -> AsyncIterator[AsyncIterator[byt
         raise TypeError(f"{type(stream)} is no stream of a transport's")
     body = aiter(stream)
     try:
-        yield body
+        async with aclosing(_read_on(response, body)) as chunks:
+            yield chunks
     finally:
         with trio.move_on_after(CLOSE_SECONDS, shield=True):
             await response.aclose()
@@ -163,6 +169,27 @@ async def read_body(response: httpx.Response) -> AsyncIterator[AsyncIterator[byt
             with contextlib.suppress(httpcore.TimeoutException, *_FAILURES):
                 async for _ in body:
                     pass
+
+
+async def _read_on(response: httpx.Response, body: AsyncIterator[bytes]) -> AsyncGenerator[bytes, None]:
+    """All of a body; of a long one only its beginning by way of httpcore, and the rest from its connection at once: on
+    that way each byte is copied four times, which costs as much as hashing it."""
+    left = read_count(response.headers.get("content-length")) or 0
+    # Any other framing is httpcore's, and h11's, to read.
+    direct = left > KEPT_BYTES and response.status_code in (200, 206) and "transfer-encoding" not in response.headers
+    async for chunk in body:
+        yield chunk
+        left -= len(chunk)
+        if direct:
+            # (of what they have received nothing is held back)
+            break
+    stream, seconds = response.extensions[STREAM], response.request.extensions["timeout"]["read"]
+    while direct and left:
+        chunk = (await stream.read(READ_BYTES, seconds))[:left]
+        if not chunk:
+            raise httpcore.RemoteProtocolError(f"{left} bytes of the body are missing")
+        yield chunk
+        left -= len(chunk)
 
 
 def _name_host(near: httpx.URL, url: httpx.URL) -> str:

@@ -294,6 +294,70 @@ def test_what_is_found_wrong_as_it_is_given_away_is_no_copy_any_more(cache):
     assert cache.list() == cache.list_damaged() == ()
 
 
+def test_only_what_is_all_there_counts_as_marked(cache):
+    manifest = fetch(cache, listing_of(CONTENT))
+    path = cache.path_of(manifest, as_file=False)
+    assert not cache.is_marked(manifest)
+    cache.note_wrong(manifest, "two.bin is not what was fetched (piece 1)")
+    for each in (cache, Cache(cache.folder)):
+        assert each.is_marked(manifest)
+        assert [(found.is_marked, found.manifest) for found in each.list_damaged()] == [(True, manifest)]
+    os.truncate(path / "two.bin", 3)
+    assert not cache.is_marked(manifest)
+    (path / ".manifest.json").unlink()
+    assert not cache.is_marked(manifest)
+    assert [found.is_marked for found in cache.list_damaged()] == [False]
+
+
+@pytest.mark.parametrize("damage", ["marked", "cut off", "no manifest"])
+def test_an_older_version_is_not_found_while_the_newest_is_damaged(cache, damage):
+    older = fetch(cache, listing_of(CONTENT), now=1.0)
+    newer = fetch(cache, listing_of(CONTENT, commit="e" * 40), now=2.0)
+    path = cache.path_of(newer, as_file=False)
+    assert cache.find(SOURCE) == newer
+    assert cache.tell_apart(SOURCE) == (newer, ())
+    if damage == "marked":
+        cache.note_wrong(newer, "two.bin is not what was fetched (piece 1)")
+    elif damage == "cut off":
+        os.truncate(path / "two.bin", 3)
+    else:
+        (path / ".manifest.json").unlink()
+    for each in (cache, Cache(cache.folder)):
+        assert each.find(SOURCE) is None
+        whole, (lost,) = each.tell_apart(SOURCE)
+        assert (whole, lost.manifest.commit, lost.is_marked) == (older, newer.commit, damage == "marked")
+    if damage == "cut off":
+        # (also once it is set aside: whoever was to fetch it anew may have been killed)
+        cache.set_aside(newer, "two.bin is cut off")
+        assert Cache(cache.folder).find(SOURCE) is None
+        assert [each.manifest.commit for each in cache.tell_apart(SOURCE)[1]] == [newer.commit]
+        newer = fetch(cache, listing_of(CONTENT, commit="e" * 40), now=3.0)
+        assert cache.find(SOURCE) == newer
+    # what is older than one that is whole is in nobody's way
+    cache.note_wrong(older, "two.bin is not what was fetched (piece 1)")
+    if damage == "marked":
+        assert cache.prove(newer) is None
+        assert (cache.find(SOURCE), cache.tell_apart(SOURCE)[1]) == (newer, ())
+    cache.remove(SOURCE, newer.commit)
+    assert cache.find(SOURCE) is None
+    assert [each.manifest.commit for each in cache.tell_apart(SOURCE)[1]] == [older.commit]
+
+
+def test_what_is_told_to_lie_there_can_be_removed_though_its_manifest_says_nothing(cache):
+    manifest = fetch(cache, listing_of(CONTENT))
+    path = cache.path_of(manifest, as_file=False)
+    (path / ".manifest.json").write_text("{}")
+    (path / "odd").symlink_to("/etc")
+    # (what can't be removed is not promised)
+    assert (cache.list(), cache.list_damaged()) == ((), ())
+    (path / "odd").unlink()
+    cache.list()
+    (damaged,) = cache.list_damaged()
+    assert damaged.manifest.size_bytes == manifest.size_bytes
+    assert cache.remove(SOURCE, manifest.commit) >= manifest.size_bytes
+    assert list(cache.folder.iterdir()) == []
+
+
 def test_a_commit_that_is_marked_can_be_removed(cache):
     manifest = fetch(cache, listing_of(CONTENT))
     flip(cache.path_of(manifest, as_file=False) / "two.bin")

@@ -12,12 +12,16 @@ from llmgw.core.weights import FileKept, Manifest, key_of
 from llmgw.host.weights.disk.beneath import open_folder
 from llmgw.host.weights.disk.clearing import (
     Leftover,
+    find_odd,
     list_leftovers,
+    list_set_aside,
     read_source,
     remove_commit,
     remove_leftover,
+    set_aside,
     tidy_key,
 )
+from llmgw.host.weights.disk.damage import write_mark
 from llmgw.host.weights.disk.extents import take_room
 from llmgw.host.weights.disk.in_use import NotRemoved, use_commit
 from llmgw.host.weights.disk.key_lock import try_lock
@@ -113,18 +117,74 @@ def test_what_a_person_put_there_keeps_it(cache, make):
     assert (place / "f").exists()
 
 
-def test_what_has_no_manifest_of_ours_stays(cache, make):
-    place = make(told=Manifest(source="another", commit=COMMIT, files=FILES, fetched_at=1.0))
-    with pytest.raises(NotRemoved, match="something else by its manifest"):
+def spoil_manifest(place, content):
+    (place / ".manifest.json").unlink()
+    if content is not None:
+        (place / ".manifest.json").write_bytes(content)
+
+
+UNREAD = [
+    None,
+    b"{",
+    b'{"source": "another", "commit": "c", "fetched_at": 1.0, "files": [{"name": "f", '
+    b'"size_bytes": 100, "sha256": "s", "pieces": ["a"]}]}',
+]
+
+
+@pytest.mark.parametrize("content", UNREAD, ids=["none", "nothing", "another's"])
+def test_what_has_no_manifest_any_more_goes_where_its_source_was_fetched_to(cache, make, content):
+    place = make()
+    spoil_manifest(place, content)
+    (place.parent / "source").rename(place.parent / "away")
+    with pytest.raises(NotRemoved, match="holds no manifest of llmgw's"):
         remove_commit(cache, SOURCE, COMMIT)
-    for content in (b"{", None):
-        if content is None:
-            (place / ".manifest.json").unlink()
-        else:
-            (place / ".manifest.json").write_bytes(content)
-        with pytest.raises(NotRemoved, match="holds no manifest of llmgw's"):
-            remove_commit(cache, SOURCE, COMMIT)
+    (place.parent / "away").rename(place.parent / "source")
+    with cache.enter(KEY) as key:
+        use = use_commit(key, COMMIT)
+    with pytest.raises(NotRemoved, match="it is in use"):
+        remove_commit(cache, SOURCE, COMMIT)
+    use.close()
     assert (place / "f").exists()
+    assert 200 <= remove_commit(cache, SOURCE, COMMIT) < 2000
+    assert cache.names() == []
+
+
+@pytest.mark.parametrize("odd", ["link", "pipe"])
+def test_what_has_no_manifest_any_more_stays_where_no_fetch_can_have_put_what_is_in_it(cache, make, precious, odd):
+    place = make()
+    spoil_manifest(place, None)
+    if odd == "link":
+        (place / "a" / "odd").symlink_to(precious)
+    else:
+        os.mkfifo(place / "a" / "odd")
+    with cache.enter(KEY) as key, key.enter(COMMIT) as folder:
+        assert find_odd(folder) == "a/odd"
+    with pytest.raises(NotRemoved, match=rf"llmgw did not put a/odd into {place}"):
+        remove_commit(cache, SOURCE, COMMIT)
+    assert (place / "f").exists()
+    (place / "a" / "odd").unlink()
+    with cache.enter(KEY) as key, key.enter(COMMIT) as folder:
+        assert find_odd(folder) is None
+    assert remove_commit(cache, SOURCE, COMMIT) >= 200
+
+
+def test_what_was_set_aside_is_told_by_the_manifest_that_it_had(cache, make):
+    manifest = Manifest(source=SOURCE, commit=COMMIT, files=FILES, fetched_at=1.0)
+    make()
+    make("d" * 40)
+    with cache.enter(KEY) as key:
+        with key.enter(COMMIT) as folder:
+            write_mark(folder, "f is wrong")
+        assert list_set_aside(key) == []
+        set_aside(key, manifest)
+        (found,) = list_set_aside(key)
+        assert (found.manifest, found.why, found.is_marked) == (manifest, "f is wrong", False)
+        (key.path / f"{COMMIT}.part/.manifest.damaged").unlink()
+        assert [each.why for each in list_set_aside(key)] == ["it was set aside"]
+        # (one that is fetched for the first time has none, and what lies under another name is another's)
+        (key.path / f"{COMMIT}.part").rename(key.path / "e.part")
+        key.enter("f.part", make=True).close()
+        assert list_set_aside(key) == []
 
 
 def test_what_is_in_use_stays_until_the_last_user_is_gone(cache, make):

@@ -21,7 +21,7 @@ from llmgw.host.weights.errors import Broken, FetchFailed, Kind
 from llmgw.host.weights.sources.asker import Asker
 from llmgw.host.weights.sources.connections import make_tls
 from llmgw.host.weights.sources.redirects import Proxies
-from llmgw.host.weights.sources.web import Web, read_body
+from llmgw.host.weights.sources.web import KEPT_BYTES, Web, read_body
 from llmgw.pki.authority import certificate_pem, issue_server, key_pem, make_authority
 
 AUTHORITY = make_authority(now=time.time())
@@ -102,6 +102,46 @@ async def test_a_large_body_comes_whole_through_tls_and_the_connection_is_kept(t
             origin.fault("large.gguf", short_after=1_000_000)
             assert "ended" in (await broken(web, f"{origin.url}/large.gguf")).reason
     assert origin.connections == 1
+
+
+@pytest.mark.parametrize("tls", [False, True])
+async def test_a_long_body_comes_whole_and_its_end_before_its_time_is_told(
+    tmp_path: Path, ca_file: str, tls: bool
+) -> None:
+    data = os.urandom(KEPT_BYTES + 3_000_001)
+    with serve_tls(tmp_path) if tls else FakeOrigin(tmp_path) as origin:
+        (tmp_path / "long.gguf").write_bytes(data)
+        async with opened(ca_file) as web:
+            assert await get(web, f"{origin.url}/long.gguf") == data
+            origin.fault("long.gguf", short_after=5_000_000)
+            assert "ended its answer early" in (await broken(web, f"{origin.url}/long.gguf")).reason
+            origin.clear()
+            # (without a length it is framed in another way)
+            origin.fault("long.gguf", no_length=True)
+            assert await get(web, f"{origin.url}/long.gguf") == data
+
+
+async def test_a_long_body_that_stops_coming_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "long.gguf").write_bytes(bytes(2 * KEPT_BYTES))
+    with FakeOrigin(tmp_path) as origin:
+        origin.fault("long.gguf", stall_after=5_000_000)
+        async with opened(read_seconds=0.5) as web:
+            assert "has sent nothing for 0.5 s" in (await broken(web, f"{origin.url}/long.gguf")).reason
+
+
+async def test_of_a_long_body_nothing_is_taken_beyond_its_end() -> None:
+    data = os.urandom(KEPT_BYTES + 1)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        with contextlib.suppress(trio.BrokenResourceError):
+            await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%b" % (len(data), data + b"more"))
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        async with opened() as web:
+            assert await get(web, f"http://127.0.0.1:{listener.socket.getsockname()[1]}/") == data
+        nursery.cancel_scope.cancel()
 
 
 async def test_an_authority_that_nobody_knows_is_told_with_where_to_name_it(tmp_path: Path) -> None:
