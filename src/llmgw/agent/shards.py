@@ -36,6 +36,10 @@ KILLED_FOR_MEMORY = Cause(
 TOO_LATE = (
     "if its last lines show that it goes on, give the profile a longer startup_timeout; else look at what it waits for"
 )
+UNANSWERED = (
+    "by a changed definition an engine has to answer a request for one token before it takes the place of another: "
+    "look at its last lines, and at what was changed (its chat template, the name that it serves, its key)"
+)
 UNPROVEN = "its processes may not reach one another: look at its last lines, and at the network between its nodes"
 
 # What can't be fetched, as what it would be for an engine that fetches by itself.
@@ -278,9 +282,11 @@ async def _wait_ready(held: Held) -> End | None:
             return await _explain_broken(held, health.reason or "the engine says that it is broken")
         if is_proven(held.spec, held.record):
             return None
-        unproven = await _prove(held, deadline)
-        if unproven is None:
+        missed = await _prove(held, deadline)
+        if missed is None:
             return None
+        # (the last try may be cut short by the deadline, and what was said before is the cause)
+        unproven = unproven if unproven is not None and missed.silent else missed.words
     return await _explain_timeout(held, limit_seconds, unproven)
 
 
@@ -290,7 +296,7 @@ def _read_progress(held: Held) -> list[str]:
     return [fact.progress for fact in facts if fact is not None]
 
 
-async def _prove(held: Held, deadline: float) -> str | None:
+async def _prove(held: Held, deadline: float) -> Missed | None:
     """None once it has answered a request for one token, or can't be asked for one; else what came of it."""
     model, info = held.spec.model, held.engine().info
     asks = build_asks(model.task, model.name, info.api_paths)
@@ -308,14 +314,8 @@ async def _prove(held: Held, deadline: float) -> str | None:
     if missed is None:
         await held.note_proven()
         return None
-    if missed.refused and held.spec.count == 1:
-        # What takes no such request (a template that wants more, images only, a key of its own) would never be on trial
-        # with success, though it serves. Of one in a group it is no word on the others.
-        text = "shard %s says that it is ready, and refuses a request for one token, so that its word is taken: %s"
-        log.warning(text, held.spec.id, missed.words)
-        return None
     held.telling.progress(f"says that it is ready, and does not generate: {missed.words}")
-    return missed.words
+    return missed
 
 
 async def _exits_within(held: Held, seconds: float) -> bool:
@@ -410,7 +410,7 @@ async def _explain_timeout(held: Held, limit_seconds: float, unproven: str | Non
     remedy = TOO_LATE
     if unproven is not None:
         said.append(f"it says that it is, but {unproven}")
-        remedy = UNPROVEN
+        remedy = UNPROVEN if held.spec.count > 1 else UNANSWERED
     if named is not None:
         said.append(named.line)
         remedy = named.remedy or remedy

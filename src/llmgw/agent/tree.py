@@ -253,6 +253,12 @@ class Outbox:
         """What is new of a shard."""
         self._put((changed.report.shard, changed.report.epoch), changed)
 
+    def drop_reports(self) -> None:
+        """What was said of shards and has not left yet: all that is so of them is told with the registration that
+        follows. The end of one that was to stop, told by itself, a server that has begun anew would take for that of
+        the one to which it has just given the same number."""
+        self._events = {key: event for key, event in self._events.items() if not isinstance(event, ShardChanged)}
+
     def put_node(self, node: Node) -> None:
         """What is new of the node."""
         self._node = node
@@ -304,6 +310,7 @@ async def _speak(
             outbox.put_applied(None)
             # What has ended while there was no link must not be told as running.
             await link.wait_open()
+            outbox.drop_reports()
             await link.report(NodeRegistered(node=node, running=(*shards.list_known(), *ended)))
             ended = ()
             outbox.registered.set()

@@ -86,6 +86,8 @@ def find_running(
             state.whole_at.setdefault(life.key, max(now, state.settled_at) + WHOLE_SECONDS)
     life.heard.add(node)
     lives.enter(state, life)
+    if life.stray:
+        state.going[life.key] = None
     if ours:
         _note_size(state, spec.model.name, now)
     if shard.state is ShardState.READY:
@@ -116,6 +118,7 @@ def find_again(state: State, life: Life, node: NodeId, report: ShardReport, now:
     shard = life.shard_on(node)
     if shard.state is ShardState.ENDED and report.state is not ShardState.ENDED:
         life.set_shard(replace(shard, state=ShardState.STOPPING, since=now), now)
+        state.going[life.key] = None
         state.roster.put(life)
 
 

@@ -164,8 +164,8 @@ def _begin(state: State, model: Model, found: Placement, crew: crews.Crew, now: 
 
 def _note_replaced(state: State, model: Model, crew: crews.Crew, coming: int) -> None:
     """Which of its replicas go as soon as what is on its way beside them has served for a while: nobody else's room is
-    left where the next of its own go in place."""
-    if coming and len(crew.moving) > state.sizes[model.name] - coming:
+    left where the next of its own go in place. Of more than are to run one goes in any case."""
+    if len(crew.moving) > state.sizes[model.name] - coming:
         state.replacing[model.name] = tuple(life.key for life in crew.moving)
     else:
         state.replacing.pop(model.name, None)
@@ -185,13 +185,15 @@ def _is_room_to_come(state: State, search: Search, name: ModelName, now: float) 
         for key in keys
         if (life := state.roster.lives.get(key)) is not None and life.alive
     )
-    others = (life for life in chain(leaving_room, replaced) if life.replica.model != name)
-    return any(
+    others = [*islice((life for life in chain(leaving_room, replaced) if life.replica.model != name), MOST_LOOKS)]
+    alone = any(
         search.could_fit_on(node, life.key, soon=True)
-        for life in islice(others, MOST_LOOKS)
+        for life in others
         for node in life.replica.nodes
         if node in state.roster.members
     )
+    # (what takes more than one leaves may have to wait for several)
+    return alone or (len(others) > 1 and search.fits_once_gone((life.key for life in others), soon=True))
 
 
 def _is_about_to_leave(state: State, name: ModelName, now: float) -> bool:

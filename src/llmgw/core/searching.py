@@ -73,10 +73,13 @@ class Search:
         found = self._place(self._state.learned.fill(by, self._state.versions), hosts)
         return found if isinstance(found, Placement) else None
 
-    def fits_once_gone(self, gone: Iterable[LifeKey]) -> bool:
-        """Whether it has a place once these have ended."""
+    def fits_once_gone(self, gone: Iterable[LifeKey], *, soon: bool = False) -> bool:
+        """Whether it has a place once these have ended. ``soon``: and links that are down are up again."""
         keys = tuple(gone)
-        return bool(keys) and self._is_place(self._state.roster.hosts_for(self._model.name, keys))
+        if not keys:
+            return False
+        hosts = self._state.roster.hosts_for(self._model.name, keys)
+        return self._is_place(tuple(map(_bring_back, hosts)) if soon else hosts)
 
     def fits_soon(self) -> bool:
         """Whether it only has to wait for a moment: for a node that failed just now, or whose link is down."""

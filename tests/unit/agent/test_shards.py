@@ -464,16 +464,12 @@ def lying(engine, answers):
     return build_command
 
 
-@pytest.mark.parametrize("answers", ["400", "404", "401"])
-async def test_one_on_trial_that_refuses_to_be_asked_is_believed_and_that_is_told(
-    tools, alter, make_spec, caplog, answers
-):
-    altered = alter(build_command=lying(tools.engines["fake"], answers))
-    async with living(replace(make_spec(), on_trial=True), altered) as life:
-        await life.wait_state(R)
-        (record,) = tools.state.read()
-    assert not record.proven
-    assert "refuses a request for one token, so that its word is taken" in caplog.text
+async def test_one_on_trial_that_answers_no_request_is_not_ready_and_what_it_said_is_the_cause(tools, alter, make_spec):
+    altered = alter(build_command=lying(tools.engines["fake"], "400,400,hang"))
+    end, life = await run_to_end(replace(make_spec(startup=8), on_trial=True), altered)
+    assert R not in life.states()
+    assert "it says that it is, but /v1/chat/completions answered 400" in end.cause
+    assert "what was changed" in end.remedy
 
 
 async def test_one_on_trial_that_says_not_now_is_asked_again(tools, alter, make_spec):

@@ -126,6 +126,30 @@ async def test_an_end_that_was_told_to_nobody_comes_with_the_next_registration(
         assert link.registrations()[1].running == ()
 
 
+async def test_the_end_of_what_was_to_stop_is_not_told_to_a_server_that_has_begun_anew(
+    link, engines, settings, make_spec, caplog
+):
+    caplog.set_level(logging.INFO, "llmgw")
+    spec = make_spec("--deaf-to-term")
+    async with serving(link, engines, settings):
+        link.desire(spec)
+        await link.wait_state(spec, READY)
+        link.desire()
+        await link.wait_state(spec, STOPPING)
+        link.lose(True)
+        with trio.fail_after(60):
+            while f"shard {spec.id} is stopped" not in caplog.text:  # noqa: ASYNC110 - that is all that it tells anybody
+                await trio.sleep(0.01)
+        link.events.clear()
+        link.lose(False)
+        await link.wait(link.registrations)
+        assert link.registrations()[0].running == ()
+        # that server gives the same number
+        link.desire(spec)
+        await link.wait_state(spec, READY)
+    assert ENDED not in [report.state for report in link.reports(spec)]
+
+
 async def test_what_ended_without_an_agent_is_not_begun_again_by_a_server_that_has_not_heard_of_it(
     link, engines, settings, make_spec
 ):

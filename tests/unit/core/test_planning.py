@@ -19,6 +19,7 @@ from fleets import (
     desires,
     drained,
     drains,
+    found,
     the_replica,
     the_shard,
     wake,
@@ -31,11 +32,13 @@ from llmgw.core.effects import Desire, Drain, Effect
 from llmgw.core.events import (
     CatalogChanged,
     Demand,
+    ModelCalled,
     ModelsHeld,
     NodeLost,
     NodeRegistered,
     NodeReported,
     NodeSilent,
+    ReplicaRecalled,
     Wakeup,
 )
 from llmgw.core.fleet import Fleet
@@ -544,6 +547,88 @@ def test_the_place_that_another_model_is_about_to_free_is_waited_for() -> None:
     fleet.handle(a_word(old.shard, ShardState.ENDED), 77.0)
     assert drains(wake(fleet, until=78.0)) == []
     assert sorted(of_each(fleet)[second]) == [ShardState.PLACED, ShardState.READY]
+
+
+def a_site(
+    rooms: dict[str, float], *placed: tuple[Model, str], until: float = 60.0
+) -> tuple[Fleet, dict[str, ShardSpec]]:
+    """Nodes of so much memory, and models that are ready there since the beginning: each fits nowhere else when it
+    comes."""
+    fleet, there, shards = Fleet(), set[str](), {}
+    for at, (model, node) in enumerate(placed):
+        if node not in there:
+            fleet.handle(NodeRegistered(node=a_node(node, memory_gb=rooms[node])), float(at))
+            there.add(node)
+        models = tuple(each for each, _ in placed[: at + 1])
+        effects = fleet.handle(CatalogChanged(models=models), float(at)) + wake(fleet, until=float(at))
+        (shard,) = {
+            shard.id: shard for desire in desires(effects) for shard in desire.shards if shard.model == model
+        }.values()
+        assert shard.node == node
+        fleet.handle(a_word(shard, ShardState.READY), float(at))
+        shards[model.name] = shard
+    wake(fleet, until=until)
+    return fleet, shards
+
+
+def edited(*models: Model) -> tuple[Model, ...]:
+    return tuple(replace(model, source="/new") for model in models)
+
+
+def test_room_that_two_models_are_about_to_leave_together_is_waited_for() -> None:
+    wide, left, right = a_model("t", gb=8.0), a_model("b", gb=4.0), a_model("c", gb=4.0)
+    fleet, shards = a_site({"n1": 8.0, "n2": 16.0}, (wide, "n1"), (left, "n2"), (right, "n2"))
+    effects = fleet.handle(CatalogChanged(models=(wide, *edited(left, right))), 60.0) + wake(fleet, until=60.0)
+    new = [shard for shard in desires(effects)[-1].shards if shard.model.source == "/new"]
+    assert len(new) == 2
+    effects = fleet.handle(CatalogChanged(models=edited(wide, left, right)), 61.0) + wake(fleet, until=62.0)
+    for shard in new:
+        effects += fleet.handle(a_word(shard, ShardState.READY), 63.0)
+    effects += wake(fleet, until=74.0)
+    assert sorted(drain.replica for drain in drains(effects)) == ["rep-b-1", "rep-c-1"]
+    for drain in drains(effects):
+        fleet.handle(drained(drain), 74.0)
+    for name in "bc":
+        assert drains(wake(fleet, until=75.0)) == []
+        fleet.handle(a_word(shards[name], ShardState.ENDED), 75.0)
+    wake(fleet, until=76.0)
+    assert sorted(of_each(fleet)["t"]) == [ShardState.PLACED, ShardState.READY]
+
+
+@pytest.mark.parametrize("why", ["recalled", "edited again"])
+def test_of_two_that_are_both_to_be_replaced_one_leaves_its_room(why: str) -> None:
+    first, second = a_model("b", gb=4.0), a_model("c", gb=4.0)
+    # (none has served for long enough to make the other needless)
+    fleet, _ = a_site({"n1": 8.0, "n2": 4.0}, (second, "n2"), (first, "n1"), until=2.0)
+    effects = fleet.handle(CatalogChanged(models=(second, *edited(first))), 2.0) + wake(fleet, until=2.0)
+    (new,) = (shard for shard in desires(effects)[-1].shards if shard.model.source == "/new")
+    fleet.handle(a_word(new, ShardState.READY), 3.0)
+    fleet.handle(CatalogChanged(models=edited(second, first)), 4.0)
+    assert drains(wake(fleet, until=5.0)) == []
+    if why == "recalled":
+        effects = fleet.handle(ReplicaRecalled(replica=new.replica, epoch=new.epoch), 6.0)
+    else:
+        effects = fleet.handle(CatalogChanged(models=(*edited(second), replace(first, source="/newer"))), 6.0)
+    effects += wake(fleet, until=6.0)
+    # (what waits for room is looked at again)
+    effects += fleet.handle(ModelCalled(model=second.name), 6.1) + wake(fleet, until=30.0)
+    assert [drain.replica for drain in drains(effects) if drain.replica.startswith("rep-c")] == []
+    assert len(fleet.ready(second.name)) == 1
+
+
+def test_what_an_earlier_server_has_left_and_is_to_stop_leaves_its_room() -> None:
+    model, nobodys = a_model("c", gb=4.0), a_model("x", gb=4.0)
+    _, shards = a_site({"n1": 4.0, "n2": 4.0}, (model, "n1"), (nobodys, "n2"))
+    nodes = [a_node(name, memory_gb=4.0) for name in ("n1", "n2")]
+    server = Fleet()
+    server.handle(CatalogChanged(models=edited(model)), 0.0)
+    server.handle(NodeRegistered(node=nodes[1], running=(found(shards["x"]),)), 1.0)
+    effects = server.handle(NodeRegistered(node=nodes[0], running=(found(shards["c"]),)), 1.0)
+    effects += wake(server, until=20.0)
+    assert drains(effects) == []
+    server.handle(a_word(shards["x"], ShardState.ENDED), 21.0)
+    wake(server, until=22.0)
+    assert sorted(of_each(server)["c"]) == [ShardState.PLACED, ShardState.READY]
 
 
 def test_an_engine_that_can_not_be_killed_is_not_waited_for_without_end() -> None:
