@@ -29,5 +29,5 @@ def tell_shortage(reasons: Collection[Reason]) -> str:
         *first, last = lacks
         return f"not enough free {', '.join(first)} or {last}" if first else f"not enough free {last}"
     if Reason.BACKING_OFF in reasons:
-        return "it failed to start a short while ago"
+        return "it failed a short while ago"
     return "no machine that can run it is available"

@@ -12,7 +12,7 @@ KINDS = {
     Reason.NOT_ENOUGH_GPU_MEMORY: "not enough free GPU memory",
     Reason.NOT_ENOUGH_MEMORY: "not enough free memory",
     Reason.NOT_ENOUGH_DISK: "not enough free disk space",
-    Reason.BACKING_OFF: "it failed to start a short while ago",
+    Reason.BACKING_OFF: "it failed a short while ago",
 }
 
 

@@ -62,7 +62,7 @@ def tell_rolling(answer: Any, *, runs: bool = True) -> str:
         return "its replicas go once their requests are answered"
     if answer.get("on_demand"):
         return "its replicas are replaced where somebody asks for it, and go where nobody does"
-    return "its replicas are replaced, one after the other"
+    return "its replicas of another definition are replaced, one after the other"
 
 
 def read_file(file: str) -> str:

@@ -48,7 +48,7 @@ def test_what_it_does_to_replicas_and_a_hold_is_told(port: Any, ctl: Any, file: 
     port.will_answer("POST", "/models", {"models": [added(replaced=True, rolls=True), added("n", held=True)]})
     assert ctl("model", "add", "-f", str(file), "--replace").out.splitlines() == [
         "m is replaced",
-        "m: its replicas are replaced, one after the other: llmgw ctl replicas m",
+        "m: its replicas of another definition are replaced, one after the other: llmgw ctl replicas m",
         "n is added",
         "n is stopped: `llmgw ctl load n` lets it run",
     ]

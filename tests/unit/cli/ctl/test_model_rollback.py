@@ -12,7 +12,7 @@ def test_a_model_has_an_earlier_definition_again(port: Any, ctl: Any, words: tup
     assert (ended.status, ended.out) == (
         0,
         "qwen has definition 3 again, kept as number 5\n"
-        "its replicas are replaced, one after the other: llmgw ctl replicas qwen\n",
+        "its replicas of another definition are replaced, one after the other: llmgw ctl replicas qwen\n",
     )
     assert port.heard[0].body == {"model": "coder", "number": number}
 
