@@ -246,8 +246,10 @@ class SimulatedDepot:
         name = (manifest.source, manifest.commit)
         return SimulatedUse(self._uses, name) if name in self.kept else None
 
-    def remove(self, source: str, commit: str) -> int:
+    def remove(self, source: str, commit: str, stands: Callable[[], bool] = lambda: True) -> int:
         name = (source, commit)
+        if not stands():
+            raise LlmgwError("the order was taken back, or was over, before its turn came")
         if self._uses[name]:
             raise LlmgwError("it is in use")
         if name not in self.kept and name not in self.partial:

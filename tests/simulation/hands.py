@@ -317,6 +317,9 @@ class SimulatedHands:
 
     # What an agent sees of it
 
+    def boot_seconds(self) -> float:
+        return trio.current_time()
+
     async def run(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         await trio.sleep(self.prepare_seconds if work.__name__ == "check_sources" else 0.0)
         return work(*args)

@@ -194,6 +194,7 @@ WEIGHTS = NodeWeights(
     seen=("/mnt/models/x.gguf", "org/name"),
     shared=True,
     collected=Collected(number=3, freed_bytes=9, kept=("hf:org/a/a.gguf: in use",)),
+    asks="b2f0",
 )
 ORDER = WeightsOrder(
     swarms=(
@@ -208,7 +209,7 @@ ORDER = WeightsOrder(
         Swarm(source="https://models.internal/x.gguf"),
     ),
     pulls=(Pull(number=7, source="hf:org/big/b.gguf"),),
-    collect=Collect(number=3, items=(("hf:org/a/a.gguf", "c0ffee"),)),
+    collect=Collect(number=3, items=(("hf:org/a/a.gguf", "c0ffee"),), asked="b2f0", seconds=54.5),
 )
 FROM_AGENT = [
     Hello(protocol=2, node="gpu-1", run="a1b2", dial=1, version="0.2.0"),

@@ -520,12 +520,13 @@ class WeightsView:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCollected:
     """What became of the order to remove ``items`` weights of ``bytes``: ``freed_bytes``, and of each that was
-    ``kept`` why. ``why``: it has not answered, or was not asked."""
+    ``kept`` why. ``why``: it has not answered, or was not asked. ``freed_bytes`` is None where it had begun, and nobody
+    knows how far it came."""
 
     node: str
     items: int
     bytes: int
-    freed_bytes: int = 0
+    freed_bytes: int | None = 0
     kept: tuple[str, ...] = ()
     why: str | None = None
 

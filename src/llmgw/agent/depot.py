@@ -208,11 +208,11 @@ class Depot:
     def use(self, manifest: Manifest) -> Use | None:
         return self._cache.use(manifest)
 
-    def remove(self, source: str, commit: str) -> int:
-        freed = self._cache.remove(source, commit)
+    def remove(self, source: str, commit: str, stands: Callable[[], bool] = lambda: True) -> int:
+        freed = self._cache.remove(source, commit, stands)
         for each in self._cache.list_partials():
             if (each.source, each.commit) == (source, commit):
-                freed += self._cache.remove_partial(each)
+                freed += self._cache.remove_partial(each, stands)
         return freed
 
     def is_shared(self) -> bool:

@@ -180,9 +180,10 @@ class Depot(Protocol):
     def use(self, manifest: Manifest) -> Use | None:
         """Hold it; None when it was removed meanwhile."""
 
-    def remove(self, source: str, commit: str) -> int:
-        """Remove a commit, or what there is of it, and return how many bytes that has freed. Raises LlmgwError when it
-        is to stay: in use, being fetched, or nothing that llmgw has fetched."""
+    def remove(self, source: str, commit: str, stands: Callable[[], bool]) -> int:
+        """Remove a commit, or what there is of it, and return how many bytes that has freed. ``stands``: whether it is
+        still to go, asked in the last moment. Raises LlmgwError when it is to stay: that is not so, it is in use, being
+        fetched, or nothing that llmgw has fetched."""
 
     def is_shared(self) -> bool:
         """Whether other machines write to what is fetched here as well."""
@@ -240,6 +241,9 @@ class Hands(Protocol):
 
     def find_marked(self, prefix: str) -> Mapping[Stat, str]:
         """The living processes whose marker begins so, and their markers."""
+
+    def boot_seconds(self) -> float:
+        """A clock that only goes on, also while this process is stopped or the machine sleeps. Does not block."""
 
     def read_boot_id(self) -> str:
         """What differs after a reboot, when process numbers begin again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,9 @@ class Machine:
     read_boot_id = staticmethod(read_boot_id)
     stamp_program = staticmethod(stamp_program)
     take_over = staticmethod(take_over)
+
+    def boot_seconds(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME)
 
     async def run(self, work: Callable[[*Arguments], Result], *args: *Arguments) -> Result:
         return await trio.to_thread.run_sync(work, *args)

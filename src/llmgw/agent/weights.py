@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import secrets
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import trio
 
@@ -49,6 +51,7 @@ class Weights:
     __slots__ = (
         "_allowed",
         "_asked",
+        "_asks",
         "_begin",
         "_changed",
         "_collect",
@@ -60,6 +63,7 @@ class Weights:
         "_hurried",
         "_kept",
         "_listing",
+        "_ordered",
         "_over",
         "_pulls",
         "_seen",
@@ -90,9 +94,12 @@ class Weights:
         # What came of each pull of an operator, None while it is carried out; those that the server still asks for.
         self._pulls: dict[Pull, Fetch | None] = {}
         self._asked: frozenset[Pull] = frozenset()
-        # The last order to remove that was begun, and the one that the server stands by.
+        # The last order to remove that was begun, the one that the server stands by, and the mark by which it is asked
+        # whether it does.
         self._collect: int | None = None
-        self._standing: int | None = None
+        self._standing: Collect | None = None
+        self._asks: str | None = None
+        self._ordered = trio.Event()
         self._collected: Collected | None = None
         self._collecting = trio.Lock()
         # None until the folder was looked at: to tell that there is nothing would be a lie.
@@ -201,6 +208,9 @@ class Weights:
         if earlier is not None:
             earlier.close()
         uses[manifest.source] = manifest.commit, use
+        if all((each.source, each.commit) != (manifest.source, manifest.commit) for each in self._kept or ()):
+            # Another program has fetched it since the last look.
+            self._note_kept(manifest)
         self._stir()
 
     async def resume(self, shard: ShardId, runs_by: Sequence[tuple[str, str]]) -> None:
@@ -259,7 +269,9 @@ class Weights:
                 self._pulls[pull] = None
                 self._begin(self._pull, pull, name=f"pull {pull.number}")
         # The same one is told again with each link, and is not to be done again.
-        self._standing = None if order.collect is None else order.collect.number
+        self._standing = order.collect
+        self._ordered.set()
+        self._ordered = trio.Event()
         if order.collect is not None and order.collect.number != self._collect:
             self._collect = order.collect.number
             self._begin(self._remove, order.collect, name=f"collect {order.collect.number}")
@@ -291,14 +303,17 @@ class Weights:
         freed, kept = 0, []
         # One order after the other, so that what is told is of the last.
         async with self._collecting:
+            until = await self._ask(order.number)
+
+            def stands(item: tuple[str, str]) -> bool:
+                standing = self._standing
+                in_time = self._hands.boot_seconds() < until
+                return in_time and standing is not None and standing.number == order.number and item in standing.items
+
             for source, commit in order.items:
                 name = f"{parse_source(source).name or show_url(source)} ({commit[:SHOWN_COMMIT]})"
-                if self._standing != order.number:
-                    # The catalog may name it again by now.
-                    kept.append(f"{name}: the order was taken back before its turn came")
-                    continue
                 try:
-                    freed += await self._remove_one(source, commit)
+                    freed += await self._remove_one(source, commit, partial(stands, (source, commit)))
                 except LlmgwError as why:
                     kept.append(f"{name}: {why.message}")
                 except Exception as error:
@@ -313,10 +328,25 @@ class Weights:
                 self._collected = Collected(number=order.number, freed_bytes=freed, kept=tuple(kept))
         self._hurry()
 
-    async def _remove_one(self, source: str, commit: str) -> int:
+    async def _ask(self, number: int) -> float:
+        """Ask whether an order stands, which may have lain on the way for long: until when, as ``boot_seconds``. It is
+        counted from the question, so whatever stands still meanwhile, here or on the way, makes it no longer."""
+        asked_at, mark = self._hands.boot_seconds(), secrets.token_hex(8)
+        self._asks = mark
+        self._hurry()
+        try:
+            while (standing := self._standing) is not None and standing.number == number:
+                if standing.asked == mark:
+                    return asked_at + standing.seconds
+                await self._ordered.wait()
+            return -math.inf
+        finally:
+            self._asks = None
+
+    async def _remove_one(self, source: str, commit: str, stands: Callable[[], bool]) -> int:
         if users := self._find_users(source, commit):
             raise EngineFailed(f"in use by {', '.join(users)}")
-        return await self._hands.run(self._hands.depot.remove, source, commit)
+        return await self._hands.run(self._hands.depot.remove, source, commit, stands)
 
     # -- what is told
 
@@ -382,6 +412,7 @@ class Weights:
             shared=self._shared,
             collected=self._collected,
             set_aside=self._hands.depot.set_asides,
+            asks=self._asks,
         )
         return bound(weights)
 

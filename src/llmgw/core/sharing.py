@@ -346,27 +346,51 @@ def _place(each: Cached) -> tuple[str, str, float]:
     return each.source, each.commit, each.fetched_at
 
 
-def find_free(catalog: Iterable[str], nodes: Mapping[NodeId, NodeWeights]) -> dict[NodeId, tuple[Cached, ...]]:
+def find_free(
+    catalog: Iterable[str],
+    nodes: Mapping[NodeId, NodeWeights],
+    running: Mapping[NodeId, frozenset[str]] | None = None,
+) -> dict[NodeId, tuple[Cached, ...]]:
     """What each of these nodes has fetched that no source of the catalog wants and nobody uses.
 
     What a shard on any of several nodes uses that have one folder is kept on all: none of them can see what the others
-    run. On a filesystem that several machines write to that holds for whatever is of the same commit.
+    run. On a filesystem that several machines write to that holds for whatever is of the same commit. ``running`` has
+    the sources of all shards that are not known to have ended, by node: one that is away can't say what they use.
     """
-    named = frozenset(catalog)
-    elsewhere = {
-        (each.source, each.commit)
-        for weights in nodes.values()
-        if weights.shared
-        for each in weights.cached
-        if each.in_use
+    named, running = frozenset(catalog), running or {}
+    used = {node: _find_used(weights, running.get(node, frozenset())) for node, weights in nodes.items()}
+    places = {_place(each) for found in used.values() for each in found}
+    elsewhere = {(each.source, each.commit) for node in used if nodes[node].shared for each in used[node]}
+    # (of what is gone under a shard, as far as its node can see, nobody knows where it lay)
+    nowhere = {(each.source, each.commit) for found in used.values() for each in found if not each.size_bytes}
+    unseen = {
+        source for node, sources in running.items() for source in sources if not _tells_of(nodes.get(node), source)
     }
-    used = {_place(each) for weights in nodes.values() for each in weights.cached if each.in_use}
     found = {}
     for node, weights in nodes.items():
-        wanted = find_wanted(named, weights.cached)
+        wanted = find_wanted(named, weights.cached) | nowhere
         if weights.shared:
             wanted |= elsewhere
         free = [each for each in weights.cached if (each.source, each.commit) not in wanted]
-        if free := [each for each in free if _place(each) not in used]:
+        if free := [each for each in free if _place(each) not in places and each.source not in unseen]:
             found[node] = tuple(free)
     return found
+
+
+def _find_used(weights: NodeWeights, running: frozenset[str]) -> list[Cached]:
+    """What shards on this node run by, or may: of the sources of those that run there the newest, which a launch takes,
+    and all where the node has said of none that it is in use."""
+    told = {each.source for each in weights.cached if each.in_use}
+    newest = find_wanted(running, weights.cached) if running else frozenset()
+    return [
+        each
+        for each in weights.cached
+        if each.in_use or (each.source in running and (each.source not in told or (each.source, each.commit) in newest))
+    ]
+
+
+def _tells_of(weights: NodeWeights | None, source: str) -> bool:
+    """Whether what a node has said last tells which commits of this source something there can run by."""
+    if weights is None:
+        return False
+    return source in {each.source for each in weights.cached} | {fetch.source for fetch in weights.fetches}

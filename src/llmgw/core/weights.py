@@ -365,7 +365,8 @@ class NodeWeights:
     """All that a node says of weights: what it has fetched and fetches, and (``seen``) which models lie in its
     ``model_dirs``, as sources that name them: paths, and ``org/repo`` of a hub's own cache. ``seed``: where others may
     take pieces from it, as ``host:port``. ``shared``: the folder of what is fetched is on a filesystem that other
-    machines write to as well. ``set_aside``: the last that were, since its agent began."""
+    machines write to as well. ``set_aside``: the last that were, since its agent began. ``asks``: it is about to carry
+    out an order to remove, and asks by this mark whether that still stands."""
 
     seed: str | None = None
     cached: tuple[Cached, ...] = ()
@@ -374,6 +375,7 @@ class NodeWeights:
     shared: bool = False
     collected: Collected | None = None
     set_aside: tuple[SetAside, ...] = ()
+    asks: str | None = None
 
     @property
     def whole(self) -> tuple[Cached, ...]:
@@ -412,10 +414,16 @@ class Pull:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collect:
-    """Remove these from the disk: pairs of a source and a commit."""
+    """Remove these from the disk: pairs of a source and a commit.
+
+    It may have lain on the way for long, or in front of a node that stood still. So a node asks before it removes
+    anything, and for ``seconds`` from when it ``asked`` by this mark it may.
+    """
 
     number: int
     items: tuple[tuple[str, str], ...]
+    asked: str | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -201,11 +201,12 @@ class Manage:
 
     def _take_moment(self) -> _Moment:
         now = self._clock()
+        fleet = self._scheduler.fleet.statistics(now)
         return _Moment(
             now=now,
             wall=self._wall(),
             up_seconds=round(now - self._started_at, 1),
-            fleet=self._scheduler.fleet.statistics(now),
+            fleet=fleet,
             held_up=self._scheduler.fleet.held_up(now),
             links=self._marking.links(),
             kept=self._marking.kept,
@@ -214,7 +215,7 @@ class Manage:
             shadowed=tuple(self._defining.shadowed()),
             failures=self._defining.failures(),
             store=self._describe_store(),
-            stock=self._supplying.look(),
+            stock=self._supplying.look(fleet),
         )
 
     async def weights(self) -> WeightsView:

@@ -18,9 +18,10 @@ from llmgw.admin.views import (
 )
 from llmgw.core.model import Model
 from llmgw.core.node import NodeId
-from llmgw.core.picture import FleetStatistics
+from llmgw.core.picture import FleetStatistics, NodeStatistics
+from llmgw.core.replica import ShardState
 from llmgw.core.sharing import ACTIVE, count_once, find_copies, find_free
-from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase, list_sources, parse_source
+from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase, list_fetched, list_sources, parse_source
 from llmgw.host.weights.errors import show_url
 from llmgw.server.fetches import STALL_SECONDS, tell_cause
 
@@ -30,18 +31,37 @@ _SHOWN = ACTIVE | {Phase.QUEUED, Phase.FAILED}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stock:
-    """What the nodes have said of weights, and the sources that are ``wanted``, as it was at one moment."""
+    """What the nodes have said of weights, the sources that are ``wanted``, and what runs on the ``nodes``: all as it
+    was at one moment."""
 
     known: Mapping[NodeId, NodeWeights]
     wanted: frozenset[str]
+    nodes: tuple[NodeStatistics, ...] = ()
 
     def find_free(self) -> Mapping[NodeId, tuple[Cached, ...]]:
         """What could be freed, by node."""
-        return find_free(self.wanted, self.known)
+        return find_free(self.wanted, self.known, _find_running(self.nodes))
 
     def find_freed(self, able: Collection[NodeId]) -> Mapping[NodeId, tuple[Cached, ...]]:
         """Which node is to free what: of several that have one folder one does, of those that are ``able``."""
         return count_once(self.find_free(), able)
+
+
+def _find_running(nodes: Iterable[NodeStatistics]) -> Mapping[NodeId, frozenset[str]]:
+    """The sources of all shards that are not known to have ended, by node: also where their model was removed, and
+    where nobody hears of the node."""
+    return {
+        each.node.id: frozenset(
+            list_fetched(
+                shard.spec.model
+                for replica in each.replicas
+                for shard in replica.shards
+                if shard.spec.node == each.node.id and shard.state is not ShardState.ENDED
+            )
+        )
+        for each in nodes
+        if each.replicas
+    }
 
 
 def show_fetch(fetch: Fetch | None) -> Fetch | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import trio
 
@@ -10,15 +10,16 @@ from llmgw.admin.management import Refused
 from llmgw.admin.views import CollectedView, NodeCollected, NodePull, NodeState, PullView
 from llmgw.core.model import Model
 from llmgw.core.node import NodeId
+from llmgw.core.picture import FleetStatistics
 from llmgw.core.placement import explain
 from llmgw.core.rejection import Reason
 from llmgw.core.sharing import ACTIVE
-from llmgw.core.weights import Cached, Collected, Fetch, Form, Phase, Source, list_sources, parse_source
+from llmgw.core.weights import Cached, Fetch, Form, Phase, Source, list_sources, parse_source
 from llmgw.host.weights.errors import show_url
 from llmgw.server.pulls import Asked
 from llmgw.server.scheduler import Scheduler
 from llmgw.server.stock import Stock, show_fetch
-from llmgw.server.weights import COLLECT_SECONDS, Weights
+from llmgw.server.weights import COLLECT_SECONDS, Collecting, Weights
 
 # What may be over in an hour: a node that only lacks this now could run the model.
 PASSING = frozenset(
@@ -45,9 +46,10 @@ class Supplying:
         self._scheduler = scheduler
         self._weights = weights
 
-    def look(self) -> Stock:
-        """What is known of weights now."""
-        return Stock(known=dict(self._weights.known), wanted=self._weights.wanted)
+    def look(self, fleet: FleetStatistics | None = None) -> Stock:
+        """What is known of weights now; ``fleet``: where the caller has looked at that already."""
+        fleet = fleet or self._scheduler.fleet.statistics()
+        return Stock(known=dict(self._weights.known), wanted=self._weights.wanted, nodes=fleet.nodes)
 
     # -- fetch
 
@@ -149,10 +151,10 @@ class Supplying:
                     break
             return {node: found for node, found in all_free.items() if node in able}
 
-        asked, answers = await self._weights.collect(find)
+        collecting = await self._weights.collect(find)
         return CollectedView(
             nodes=tuple(
-                _view_collected(node, found, answers.get(node), _tell_silence(node, asked, states))
+                _view_collected(node, found, collecting, _tell_silence(node, collecting, states))
                 for node, found in sorted(all_free.items())
             )
         )
@@ -188,20 +190,24 @@ def _check_fetched(source: Source) -> None:
     raise Refused(why, status=400, code="invalid_source")
 
 
-def _tell_silence(node: NodeId, asked: Collection[NodeId], states: States) -> str:
-    if node in asked:
+def _tell_silence(node: NodeId, collecting: Collecting, states: States) -> str:
+    if node in collecting.lost:
+        # (what it has begun it may go on with for a moment: nobody can take it back)
+        return "it is lost" if node in collecting.stands else "it is lost: nothing is removed there"
+    if node in collecting.items:
         return f"it has not answered within {COLLECT_SECONDS:g} s, and nothing is removed there any more"
     state = states.get(node, NodeState.LOST)
     return "its agent is too old for this" if state is NodeState.READY else f"it is {state}: nothing is removed there"
 
 
-def _view_collected(node: NodeId, found: Iterable[Cached], answer: Collected | None, silence: str) -> NodeCollected:
-    sizes = [each.size_bytes for each in found]
+def _view_collected(node: NodeId, found: Iterable[Cached], collecting: Collecting, silence: str) -> NodeCollected:
+    sizes, answer = [each.size_bytes for each in found], collecting.answers.get(node)
+    unanswered = None if node in collecting.stands else 0
     return NodeCollected(
         node=node,
         items=len(sizes),
         bytes=sum(sizes),
-        freed_bytes=0 if answer is None else answer.freed_bytes,
+        freed_bytes=unanswered if answer is None else answer.freed_bytes,
         kept=() if answer is None else answer.kept,
         why=silence if answer is None else None,
     )

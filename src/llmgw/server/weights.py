@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 
 # What a node gets to remove files, which is a matter of moments on any disk that is well.
 COLLECT_SECONDS = 60.0
+# Of these what is left for its answer: what a node has begun by then is over when it is said that nothing is removed
+# any more.
+ANSWER_SECONDS = 5.0
 # Nodes that begin together report within a moment, and are told of each other before they have asked for much; for each
 # that was told the next look is a little later, so that a thousand cost no more of a second than ten.
 PACE_SECONDS = 0.02
@@ -52,13 +55,24 @@ NOTHING = WeightsOrder()
 
 
 @dataclass(slots=True, eq=False)
-class _Collecting:
-    """An order to remove, while it is waited for."""
+class Collecting:
+    """An order to remove ``items``, until ``until``, and what became of it. ``stands``: nodes that have asked whether
+    it does, with what they were told: no other removes anything. ``lost``: they were before they had answered.
+    ``wanted`` is what was when it was ordered."""
 
     number: int
     items: Mapping[NodeId, tuple[tuple[str, str], ...]]
+    until: float = 0.0
+    wanted: frozenset[str] = frozenset()
+    stands: dict[NodeId, Collect] = field(default_factory=dict)
     answers: dict[NodeId, Collected] = field(default_factory=dict)
+    lost: set[NodeId] = field(default_factory=set)
     answered: trio.Event = field(default_factory=trio.Event)
+
+    def settle(self) -> None:
+        """See whether any node is still waited for."""
+        if self.items.keys() <= self.answers.keys() | self.lost:
+            self.answered.set()
 
 
 class Weights:
@@ -93,7 +107,7 @@ class Weights:
         self._kept_until = math.inf
         self._untold: dict[NodeId, None] = {}
         self._stirred = trio.Event()
-        self._collecting: _Collecting | None = None
+        self._collecting: Collecting | None = None
         self._one_at_a_time = trio.Lock()
         self._models: tuple[Model, ...] = ()
         self._wanted: frozenset[str] = frozenset()
@@ -125,6 +139,7 @@ class Weights:
             case NodeLost(node=name):
                 # Not when its link ends: that says nothing of the roads between nodes, and is over in a moment, mostly.
                 self._sharing.lose(name)
+                self._lose(name)
             case WeightsReported(node=name, weights=weights):
                 self._take(name, weights)
                 self._unmiss(name)
@@ -163,6 +178,34 @@ class Weights:
             self._stale[node] = None
         if weights.collected is not None:
             self._note_collected(node, weights.collected)
+        if weights.asks is not None:
+            self._answer(node, weights.asks)
+
+    def _answer(self, node: NodeId, mark: str) -> None:
+        """It is about to carry out an order: what of that stands, and for how long."""
+        waiting = self._collecting
+        items = waiting.items.get(node) if waiting is not None else None
+        if waiting is None or items is None or node in waiting.answers or node in waiting.lost:
+            return
+        before, seconds = waiting.stands.get(node), waiting.until - ANSWER_SECONDS - trio.current_time()
+        if seconds > 0 and (before is None or before.asked != mark):
+            # What a model has come to name meanwhile stays.
+            since = self.wanted - waiting.wanted
+            waiting.stands[node] = Collect(
+                number=waiting.number,
+                items=tuple((source, commit) for source, commit in items if source not in since),
+                asked=mark,
+                seconds=seconds,
+            )
+            self._stale[node] = None
+
+    def _lose(self, node: NodeId) -> None:
+        """An answer of it is not waited for any more; nor does what it was ordered stand."""
+        waiting = self._collecting
+        if waiting is not None and node in waiting.items and node not in waiting.answers:
+            waiting.lost.add(node)
+            waiting.settle()
+            self._stale[node] = None
 
     def _note_collected(self, node: NodeId, collected: Collected) -> None:
         waiting = self._collecting
@@ -170,14 +213,14 @@ class Weights:
             return
         if node not in waiting.answers:
             waiting.answers[node] = collected
+            waiting.lost.discard(node)
             text = (
                 f"{node} has removed weights that nothing wants: {format_decimal(collected.freed_bytes)} are free again"
             )
             self._scheduler.announce(
                 Announce(model=None, node=node, text=text, lines=collected.kept, what=Happening.COLLECTED)
             )
-        if len(waiting.answers) == len(waiting.items):
-            waiting.answered.set()
+        waiting.settle()
 
     # -- what is told
 
@@ -247,12 +290,10 @@ class Weights:
             return False
         is_first = node in self._untold
         self._untold.pop(node, None)
-        collecting = self._collecting
-        items = collecting.items.get(node) if collecting is not None else None
         order = WeightsOrder(
             swarms=self._sharing.swarms(node)[:MOST_TOLD],
             pulls=self._pulls.of(node)[:MOST_TOLD],
-            collect=None if collecting is None or items is None else Collect(number=collecting.number, items=items),
+            collect=self._find_collect(node),
         )
         if order == self._orders.get(node, NOTHING) and not is_first:
             return False
@@ -263,6 +304,13 @@ class Weights:
         for tell in tuple(self._followers.get(node, ())):
             self._tell(node, tell, order)
         return True
+
+    def _find_collect(self, node: NodeId) -> Collect | None:
+        collecting = self._collecting
+        items = collecting.items.get(node) if collecting is not None else None
+        if collecting is None or items is None or node in collecting.lost:
+            return None
+        return collecting.stands.get(node) or Collect(number=collecting.number, items=items)
 
     def _is_asked(self, node: NodeId) -> bool:
         """Whether an operator waits for it to do something."""
@@ -312,27 +360,26 @@ class Weights:
     def find_pull(self, number: int) -> Asked | None:
         return self._pulls.find(number)
 
-    async def collect(
-        self, find: Callable[[], Awaitable[Mapping[NodeId, tuple[Cached, ...]]]]
-    ) -> tuple[Mapping[NodeId, tuple[Cached, ...]], Mapping[NodeId, Collected]]:
-        """Have these nodes remove what ``find`` gives, one such order after another; that, and the answers of those
-        that gave one within ``COLLECT_SECONDS``. One that comes later is no longer to remove anything: by then it may
-        be wanted again."""
+    async def collect(self, find: Callable[[], Awaitable[Mapping[NodeId, tuple[Cached, ...]]]]) -> Collecting:
+        """Have these nodes remove what ``find`` gives, one such order after another; with the answers of those that
+        gave one within ``COLLECT_SECONDS``. One that comes later is no longer to remove anything: by then it may be
+        wanted again."""
         async with self._one_at_a_time:
             free = await find()
             if not free:
-                return free, {}
+                return Collecting(self._number, {})
             self._number += 1
             items = {
                 node: tuple((each.source, each.commit) for each in found[:MOST_TOLD]) for node, found in free.items()
             }
-            with self._ordered(_Collecting(self._number, items)) as waiting:
-                with trio.move_on_after(COLLECT_SECONDS):
+            until = trio.current_time() + COLLECT_SECONDS
+            with self._ordered(Collecting(self._number, items, until, self.wanted)) as waiting:
+                with trio.move_on_at(until):
                     await waiting.answered.wait()
-                return free, waiting.answers
+                return waiting
 
     @contextmanager
-    def _ordered(self, collecting: _Collecting) -> Iterator[_Collecting]:
+    def _ordered(self, collecting: Collecting) -> Iterator[Collecting]:
         self._collecting = collecting
         self._stale.update(dict.fromkeys(collecting.items))
         self._stir()

@@ -102,3 +102,8 @@ async def test_engines_are_asked_on_this_machine(machine):
     port = next(port for port in range(33000, 34000) if is_free(port))
     assert await machine.get(port, "/health") == REFUSED
     assert await machine.post(port, "/v1/completions", {}) == REFUSED
+
+
+def test_the_clock_since_the_boot_goes_on_while_the_machine_sleeps(machine):
+    before = time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert before <= machine.boot_seconds() <= time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -28,10 +28,15 @@ class Machine:
 
     def __init__(self, depot):
         self.depot = depot
+        # for so long no other clock here has gone on
+        self.asleep = 0.0
 
     async def run(self, work, *args):
         await trio.lowlevel.checkpoint()
         return work(*args)
+
+    def boot_seconds(self):
+        return trio.current_time() + self.asleep
 
 
 @pytest.fixture
@@ -52,8 +57,8 @@ def told():
 def begin(depot, told, nursery):
     """A node's weights, served from now on."""
 
-    async def begin():
-        weights = Weights(Machine(depot))
+    async def begin(hands=None):
+        weights = Weights(hands or Machine(depot))
         await nursery.start(partial(weights.serve, nursery, told.append, 60.0))
         return weights
 
@@ -90,6 +95,16 @@ def want(nursery, engines):
 
 def order(*pulls, swarms=(), collect=None):
     return WeightsOrder(swarms=swarms, pulls=pulls, collect=collect)
+
+
+async def collect(weights, told, *items, number=1, seconds=50.0):
+    """Have these removed, as a server does that is asked whether its order stands."""
+    weights.order(order(collect=Collect(number=number, items=items)))
+    await trio.sleep(2)
+    answer = Collect(number=number, items=items, asked=told[-1].asks, seconds=seconds)
+    weights.order(order(collect=answer))
+    await trio.sleep(2)
+    return told[-1].collected
 
 
 async def test_what_is_not_fetched_is_left_as_it_is(begin, autojump_clock, want, depot):
@@ -319,9 +334,7 @@ async def test_what_a_shard_runs_by_stays_until_it_is_given_back(begin, autojump
     commit = depot.origin.commit_of(SOURCE)
     assert weights.find_used("shd-1") == ((SOURCE, commit),)
     items = ((SOURCE, commit), (SOURCE, "0" * 40))
-    weights.order(order(collect=Collect(number=7, items=items)))
-    await trio.sleep(2)
-    collected = told[-1].collected
+    collected = await collect(weights, told, *items, number=7)
     assert (collected.number, collected.freed_bytes) == (7, 0)
     assert collected.kept == (f"m.fake ({commit[:12]}): in use by shd-1", "m.fake (000000000000): it is not here")
     weights.give_back("shd-1")
@@ -331,9 +344,8 @@ async def test_what_a_shard_runs_by_stays_until_it_is_given_back(begin, autojump
     weights.order(order(collect=Collect(number=7, items=items)))
     await trio.sleep(2)
     assert len(told[-1].cached) == 1
-    weights.order(order(collect=Collect(number=8, items=items[:1])))
-    await trio.sleep(2)
-    assert (told[-1].cached, told[-1].collected.freed_bytes, told[-1].collected.kept) == ((), SIZE, ())
+    collected = await collect(weights, told, *items[:1], number=8)
+    assert (told[-1].cached, collected.freed_bytes, collected.kept) == ((), SIZE, ())
 
 
 async def test_what_is_left_of_a_fetch_is_told_and_can_be_removed(begin, autojump_clock, want, depot, told):
@@ -348,48 +360,114 @@ async def test_what_is_left_of_a_fetch_is_told_and_can_be_removed(begin, autojum
     assert (left.source, left.whole, left.in_use) == (SOURCE, False, False)
     assert 0 < left.size_bytes < SIZE
     assert told[-1].whole == ()
-    weights.order(order(collect=Collect(number=1, items=((SOURCE, left.commit),))))
-    await trio.sleep(2)
-    assert (told[-1].cached, told[-1].collected.freed_bytes) == ((), left.size_bytes)
+    collected = await collect(weights, told, (SOURCE, left.commit))
+    assert (told[-1].cached, collected.freed_bytes) == ((), left.size_bytes)
 
 
 async def test_an_order_to_remove_that_is_taken_back_goes_no_further(begin, autojump_clock, want, depot, told):
     weights = await begin()
     removed = []
 
-    def remove(source, commit):
+    def remove(source, commit, stands):
+        if not stands():
+            raise LlmgwError("taken back")
         removed.append(commit)
         # meanwhile: somebody has added the model again
         weights.order(order())
         return 5
 
     depot.remove = remove
-    items = tuple((SOURCE, letter * 40) for letter in "abc")
-    weights.order(order(collect=Collect(number=1, items=items)))
-    await trio.sleep(2)
+    collected = await collect(weights, told, *((SOURCE, letter * 40) for letter in "abc"))
     assert removed == ["a" * 40]
-    collected = told[-1].collected
     assert (collected.freed_bytes, len(collected.kept)) == (5, 2)
     assert all("taken back" in each for each in collected.kept)
+
+
+async def fetch_one(weights, want, depot):
+    want(weights)
+    await trio.sleep(60)
+    weights.give_back("shd-1")
+    await trio.sleep(2)
+    return SOURCE, depot.origin.commit_of(SOURCE)
+
+
+async def test_nothing_is_removed_before_the_server_says_that_the_order_stands(
+    begin, autojump_clock, want, depot, told
+):
+    weights = await begin()
+    name = await fetch_one(weights, want, depot)
+    stands = Collect(number=1, items=(name,), asked="what an earlier agent has asked", seconds=50.0)
+    for said in (replace(stands, asked=None), stands):
+        # (it is told again with each link, and may have lain there for long)
+        weights.order(order(collect=said))
+        await trio.sleep(30)
+        assert name in depot.kept
+    assert told[-1].asks is not None
+    weights.order(order())
+    await trio.sleep(2)
+    assert name in depot.kept
+    assert told[-1].asks is None
+    assert "before its turn came" in told[-1].collected.kept[0]
+    # The next order is asked for by itself.
+    assert (await collect(weights, told, name, number=2)).freed_bytes == SIZE
+    assert name not in depot.kept
+
+
+async def test_an_order_ends_by_itself_also_while_this_process_or_machine_stood_still(
+    begin, autojump_clock, want, depot, told
+):
+    hands = Machine(depot)
+    weights = await begin(hands)
+    name = await fetch_one(weights, want, depot)
+    for number, asleep in ((1, 51.0), (2, 49.0)):
+        assert name in depot.kept
+        weights.order(order(collect=Collect(number=number, items=(name,))))
+        await trio.sleep(0.5)
+        hands.asleep += asleep
+        weights.order(order(collect=Collect(number=number, items=(name,), asked=told[-1].asks, seconds=50.0)))
+        await trio.sleep(2)
+    assert name not in depot.kept
+
+
+async def test_what_is_named_again_when_it_is_asked_stays(begin, autojump_clock, want, depot, told):
+    weights = await begin()
+    name = await fetch_one(weights, want, depot)
+    weights.order(order(collect=Collect(number=1, items=(name,))))
+    await trio.sleep(0.5)
+    weights.order(order(collect=Collect(number=1, items=(), asked=told[-1].asks, seconds=50.0)))
+    await trio.sleep(2)
+    assert name in depot.kept
+    assert len(told[-1].collected.kept) == 1
+
+
+async def test_what_another_program_has_fetched_is_told_as_what_it_is_when_a_shard_runs_by_it(
+    begin, autojump_clock, want, depot, told
+):
+    weights = await begin()
+    await fetch_one(weights, want, depot)
+    # (when this agent looked last it was not there)
+    weights._kept = ()
+    want(weights)
+    await trio.sleep(2)
+    (cached,) = told[-1].cached
+    assert (cached.whole, cached.in_use, cached.size_bytes) == (True, True, SIZE)
 
 
 async def test_a_folder_that_can_not_be_listed_after_a_removal_ends_nothing(begin, autojump_clock, want, depot, told):
     weights = await begin()
     await trio.sleep(2)
-    depot.remove = lambda source, commit: 5
+    depot.remove = lambda source, commit, stands: 5
     listing, depot.list = depot.list, None
-    weights.order(order(collect=Collect(number=1, items=((SOURCE, "a" * 40),))))
-    await trio.sleep(2)
+    collected = await collect(weights, told, (SOURCE, "a" * 40))
     depot.list = listing
-    assert told[-1].collected.freed_bytes == 5
+    assert collected.freed_bytes == 5
 
 
 async def test_a_removal_with_a_fault_is_told_and_harms_nothing(begin, autojump_clock, want, depot, told):
     weights = await begin()
-    depot.remove = lambda source, commit: 1 // 0
-    weights.order(order(collect=Collect(number=1, items=((OTHER, "a" * 40),))))
-    await trio.sleep(2)
-    assert told[-1].collected.kept == ("o.fake (aaaaaaaaaaaa): a fault of llmgw itself: ZeroDivisionError",)
+    depot.remove = lambda source, commit, stands: 1 // 0
+    collected = await collect(weights, told, (OTHER, "a" * 40))
+    assert collected.kept == ("o.fake (aaaaaaaaaaaa): a fault of llmgw itself: ZeroDivisionError",)
 
 
 async def test_a_shard_that_is_taken_over_keeps_what_it_runs_by(begin, autojump_clock, want, depot, told):

@@ -306,6 +306,41 @@ def test_what_a_shard_of_another_agent_uses_is_kept_in_the_folder_of_both_on_one
     assert find_free([], {NodeId("n1"): one, NodeId("n2"): other}) == {}
 
 
+def test_what_a_shard_may_run_by_that_is_not_known_to_have_ended_is_kept_in_the_folder_of_its_node() -> None:
+    n1, n2, n3 = map(NodeId, ("n1", "n2", "n3"))
+    runs = {n1: frozenset({HUB})}
+    own = NodeWeights(cached=tuple(replace(each, fetched_at=7.0) for each in has("c1").cached))
+    # What it runs by was not told any more: it may be each.
+    nodes = {n1: has("c1", "c2"), n2: has("c1", "c2"), n3: own}
+    assert list(find_free([], nodes, runs)) == ["n3"]
+    assert list(find_free([], nodes)) == ["n1", "n2", "n3"]
+    shared = {node: replace(weights, shared=True) for node, weights in nodes.items()}
+    assert find_free([], shared, runs) == {}
+    # It was told: only that, and what the next launch takes.
+    first, second, third = has("c1", "c2", "c3").cached
+    nodes[n1] = NodeWeights(cached=(first, replace(second, in_use=True), third))
+    assert find_free([], {**nodes, n2: has("c1", "c2", "c3")}, runs) == {n1: (first,), n2: (first,), n3: own.cached}
+
+
+def test_what_a_shard_runs_by_that_its_node_has_told_nothing_of_is_kept_everywhere() -> None:
+    n1, n2 = NodeId("n1"), NodeId("n2")
+    runs = {n1: frozenset({HUB})}
+    assert find_free([], {n2: has("c1")}, runs) == {}
+    assert find_free([], {n1: NodeWeights(), n2: has("c1")}, runs) == {}
+    # It was still on its way.
+    assert list(find_free([], {n1: fetches(), n2: has("c1")}, runs)) == ["n2"]
+
+
+def test_what_is_gone_as_far_as_the_node_sees_that_uses_it_is_kept_by_its_commit() -> None:
+    (cached,) = has("c1").cached
+    gone = replace(cached, size_bytes=0, fetched_at=0.0, in_use=True, whole=False, wrong="its files are gone")
+    nodes = {
+        NodeId("n1"): NodeWeights(cached=(gone,)),
+        NodeId("n2"): NodeWeights(cached=(replace(cached, fetched_at=7.0),)),
+    }
+    assert find_free([], nodes) == {}
+
+
 def test_what_several_have_in_one_folder_is_freed_by_one_of_them() -> None:
     names = [NodeId(f"n{number}") for number in range(1, 5)]
     (cached,) = has("c1").cached

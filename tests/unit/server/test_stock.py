@@ -11,6 +11,7 @@ from llmgw.core.hosts import Host, Standing
 from llmgw.core.model import Lora, Model, ModelName
 from llmgw.core.node import FabricFound, Node, NodeId
 from llmgw.core.picture import FleetStatistics, ModelStatistics, NodeStatistics
+from llmgw.core.replica import Replica, ReplicaId, Shard, ShardId, ShardSpec, ShardState
 from llmgw.core.weights import Cached, Fetch, NodeWeights, Phase
 from llmgw.server.stock import Stock, find_stalls, show_fetch, show_model, sum_fetching, sum_holdings, view_weights
 
@@ -101,6 +102,29 @@ def test_who_else_has_the_same_folder_is_told_and_one_of_them_frees_it() -> None
         view = view_weights(stock, [], dict.fromkeys((N1, N2, N3), NodeState.READY))
         assert [(each.free_bytes, each.shared_with) for each in view.nodes] == [(GB, ("n2",)), (GB, ("n1",)), (GB, ())]
         assert sorted(stock.find_freed({N2, N3})) == ["n2", "n3"]
+
+
+def test_what_a_shard_runs_by_that_is_not_known_to_have_ended_is_wanted(
+    node: Node, a_model: Callable[..., Model]
+) -> None:
+    here = NodeWeights(cached=(kept("c1", 1.0),))
+    model = replace(a_model(), source=SOURCE)
+    for state, frees in ((ShardState.STOPPING, []), (ShardState.ENDED, ["n2"])):
+        spec = ShardSpec(
+            id=ShardId("shd-1"), replica=ReplicaId("rep-1"), epoch=1, node=N1, model=model, profile=model.profiles[0]
+        )
+        shard = Shard(spec=spec, state=state, since=0.0)
+        replica = Replica(
+            id=spec.replica, model=model.name, profile="p", epoch=1, shards=(shard,), state=state, since=0.0
+        )
+        nodes = tuple(
+            NodeStatistics(
+                host=Host(node=replace(node, id=name), standing=standing), lost_at=None, revision=1, replicas=replicas
+            )
+            for name, standing, replicas in ((N1, Standing.LOST, (replica,)), (N2, Standing.READY, ()))
+        )
+        stock = Stock(known={N1: here, N2: here}, wanted=frozenset(), nodes=nodes)
+        assert list(stock.find_freed({N2})) == frees
 
 
 def test_what_opens_an_address_is_not_shown() -> None:

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 
 from llmgw.admin.management import Refused
 from llmgw.admin.views import NodeCollected, NodePull, NodeState
-from llmgw.core.events import CatalogChanged, NodeRegistered, WeightsReported
+from llmgw.core.events import CatalogChanged, NodeLost, NodeRegistered, WeightsReported
 from llmgw.core.fleet import Fleet
 from llmgw.core.model import Model, Profile
 from llmgw.core.node import EngineFound, Node, NodeId
@@ -222,3 +222,39 @@ async def test_who_does_not_answer_is_told_as_such(serving: Callable[..., Any], 
         bench.say(N1, NodeWeights(cached=(old,)))
         (node,) = (await bench.supplying.collect(states=bench.states)).nodes
         assert node.why == "it has not answered within 60 s, and nothing is removed there any more"
+        assert node.freed_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("does", "freed", "why"),
+    [
+        ({"begin"}, None, "it has not answered within 60 s, and nothing is removed there any more"),
+        ({"begin", "go"}, None, "it is lost"),
+        ({"go"}, 0, "it is lost: nothing is removed there"),
+    ],
+)
+async def test_of_one_that_had_begun_and_gives_no_answer_it_is_not_known_what_is_gone(
+    serving: Callable[..., Any],
+    autojump_clock: MockClock,
+    does: set[str],
+    freed: int | None,
+    why: str,
+) -> None:
+    async with serving() as bench, trio.open_nursery() as nursery:
+        await bench.bring(N1)
+        bench.say(
+            N1, NodeWeights(cached=(Cached(source="hf:org/repo/old.gguf", commit="c1", size_bytes=GB, fetched_at=1.0),))
+        )
+        ordered = trio.Event()
+        bench.weights.follow(N1, lambda order: ordered.set() if order.collect is not None else None)
+
+        async def go_on() -> None:
+            await ordered.wait()
+            if "begin" in does:
+                bench.weights.heed(WeightsReported(node=N1, weights=NodeWeights(asks="m1")))
+            if "go" in does:
+                bench.weights.heed(NodeLost(node=N1))
+
+        nursery.start_soon(go_on)
+        (node,) = (await bench.supplying.collect(states=bench.states)).nodes
+        assert (node.freed_bytes, node.why) == (freed, why)

@@ -27,7 +27,7 @@ from llmgw.core.node import Node, NodeId
 from llmgw.core.weights import RELAY, Cached, Collect, Collected, Fetch, NodeWeights, Phase, Pull, WeightsOrder, key_of
 from llmgw.counters import Counters
 from llmgw.server.scheduler import Scheduler
-from llmgw.server.weights import COLLECT_SECONDS, MOST_TOLD, Weights
+from llmgw.server.weights import ANSWER_SECONDS, COLLECT_SECONDS, MOST_TOLD, Weights
 
 SOURCE = "hf:org/repo/a.gguf"
 N1, N2, N3 = NodeId("n1"), NodeId("n2"), NodeId("n3")
@@ -322,6 +322,15 @@ async def test_what_is_removed_is_told_and_announced(serving: Callable[..., Any]
             order = bench.last(N1).collect
             assert order is not None
             assert order == Collect(number=order.number, items=((SOURCE, "c1"),))
+            # It is not carried out before it was asked whether it stands.
+            for mark in ("m1", "m1", "m2"):
+                await bench.hear(WeightsReported(node=N1, weights=NodeWeights(asks=mark)))
+                stands = bench.last(N1).collect
+                assert stands is not None
+                assert (stands.items, stands.asked) == (order.items, mark)
+                assert 0 < stands.seconds < COLLECT_SECONDS
+            assert [each.collect.asked for each in bench.told[N1][1:] if each.collect] == [None, "m1", "m2"]
+            await bench.hear(WeightsReported(node=N3, weights=NodeWeights(asks="m3")))
             stale = Collected(number=order.number - 1, freed_bytes=1)
             first, second = (
                 Collected(number=order.number, freed_bytes=5_000, kept=("a.gguf: in use",)),
@@ -335,7 +344,7 @@ async def test_what_is_removed_is_told_and_announced(serving: Callable[..., Any]
             )
             assert found == []
             await bench.hear(WeightsReported(node=N2, weights=NodeWeights(collected=second)))
-        assert found == [({N1: ONE, N2: ONE}, {N1: first, N2: second})]
+        assert found[0].answers == {N1: first, N2: second}
         await bench.settle()
         assert bench.last(N1) == bench.last(N2) == WeightsOrder()
         assert bench.texts() == [
@@ -350,11 +359,79 @@ async def test_who_does_not_answer_in_time_is_to_remove_nothing_any_more(
     async with serving() as bench:
         bench.register(N1)
         began = trio.current_time()
-        assert await bench.weights.collect(find({N1: ONE})) == ({N1: ONE}, {})
+        assert (await bench.weights.collect(find({N1: ONE}))).answers == {}
         assert trio.current_time() - began == pytest.approx(COLLECT_SECONDS)
         await bench.settle()
         assert bench.last(N1) == WeightsOrder()
-        assert await bench.weights.collect(find({})) == ({}, {})
+        assert (await bench.weights.collect(find({}))).items == {}
+
+
+async def test_an_order_stands_for_no_longer_than_it_is_waited_for(
+    serving: Callable[..., Any], autojump_clock: MockClock
+) -> None:
+    async with serving() as bench, trio.open_nursery() as nursery:
+        bench.register(N1)
+        ends = trio.current_time() + COLLECT_SECONDS
+        nursery.start_soon(bench.weights.collect, find({N1: ONE}))
+        await trio.sleep(20)
+        asked_at = trio.current_time()
+        bench.weights.heed(WeightsReported(node=N1, weights=NodeWeights(asks="m1")))
+        await bench.settle()
+        stands = bench.last(N1).collect
+        assert stands is not None
+        assert asked_at + stands.seconds == pytest.approx(ends - ANSWER_SECONDS)
+        # In the last moment it is not begun anew.
+        await trio.sleep_until(ends - ANSWER_SECONDS / 2)
+        bench.weights.heed(WeightsReported(node=N1, weights=NodeWeights(asks="m2")))
+        assert await told_until(bench, ends) == ["m1"]
+
+
+async def told_until(bench: Bench, at: float) -> list[str]:
+    """The marks by which it was told until then that an order stands."""
+    await trio.sleep_until(at - 0.01)
+    return [
+        each.collect.asked for each in bench.told[N1] if each.collect is not None and each.collect.asked is not None
+    ]
+
+
+async def test_what_a_model_names_by_the_time_it_is_asked_does_not_stand(
+    serving: Callable[..., Any], autojump_clock: MockClock, a_model: Callable[..., Model]
+) -> None:
+    async with serving() as bench, trio.open_nursery() as nursery:
+        bench.register(N1)
+        other = replace(ONE[0], source="hf:org/repo/other.gguf")
+        nursery.start_soon(bench.weights.collect, find({N1: (*ONE, other)}))
+        await bench.settle()
+        models = tuple(replace(a_model(), name=name, source=name) for name in (SOURCE, other.source))
+        await bench.scheduler.settle(CatalogChanged(models=models))
+        await bench.hear(WeightsReported(node=N1, weights=NodeWeights(asks="m1")))
+        # (of the one that was named before it is an older commit that goes)
+        assert bench.last(N1).collect.items == ((SOURCE, "c1"),)
+
+
+async def test_one_that_is_lost_is_not_waited_for(serving: Callable[..., Any], autojump_clock: MockClock) -> None:
+    async with serving() as bench:
+        bench.register(N1), bench.register(N2)
+        began, found = trio.current_time(), []
+
+        async def collect() -> None:
+            found.append(await bench.weights.collect(find({N1: ONE, N2: ONE})))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(collect)
+            await bench.settle()
+            number = bench.last(N1).collect.number
+            done = WeightsReported(node=N1, weights=NodeWeights(collected=Collected(number=number)))
+            await bench.hear(NodeLost(node=N1), NodeLost(node=N3))
+            assert bench.last(N1) == WeightsOrder()
+            await bench.hear(WeightsReported(node=N1, weights=NodeWeights(asks="m1")))
+            assert bench.last(N1) == WeightsOrder()
+            # It is back, and says what it had done.
+            await bench.hear(done, NodeLost(node=N1))
+            assert found == []
+            await bench.hear(NodeLost(node=N2))
+        assert (found[0].answers.keys(), found[0].lost, found[0].stands) == ({N1}, {N2}, {})
+        assert trio.current_time() - began < COLLECT_SECONDS
 
 
 async def test_what_runs_by_an_earlier_definition_is_wanted_too(

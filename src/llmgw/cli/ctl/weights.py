@@ -120,7 +120,9 @@ def draw_collected(answer: Any) -> list[Block]:
     for node in answer["nodes"]:
         name, why = shown(node["node"]), node.get("why")
         if why is not None:
-            lines.append(f"{name}: {format_decimal(node['bytes'])} are still there: {shown(why)}")
+            unknown = node.get("freed_bytes") is None
+            known = "are still there" if not unknown else "could be freed, and what it has removed is not known"
+            lines.append(f"{name}: {format_decimal(node['bytes'])} {known}: {shown(why)}")
             continue
         lines.append(f"{name}: {format_decimal(node['freed_bytes'])} are free again")
         lines += [f"{name}: kept {shown(each)}" for each in node["kept"]]

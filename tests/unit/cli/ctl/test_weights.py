@@ -103,6 +103,12 @@ def test_a_node_that_did_not_do_it_is_no_success(port: Any, ctl: Any) -> None:
     assert ended.out.splitlines()[-1] == "n2: 3GB are still there: it is lost: nothing is removed there"
 
 
+def test_what_a_node_has_removed_that_gives_no_answer_is_not_told_as_a_figure() -> None:
+    unknown = {name: value for name, value in DONE.items() if name != "freed_bytes"}
+    lines = draw_collected({"nodes": [{**unknown, "why": "it is lost"}]})
+    assert lines == ["n1: 3GB could be freed, and what it has removed is not known: it is lost"]
+
+
 def test_nothing_to_remove_is_told() -> None:
     assert draw_collected({"nodes": []}) == ["nothing can be freed"]
 

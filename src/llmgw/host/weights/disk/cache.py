@@ -306,10 +306,11 @@ class Cache:
         except OSError as error:
             raise explain_lock(error, self.folder) from error
 
-    def remove(self, source: str, commit: str) -> int:
-        """Remove a commit, and return the bytes freed: 0 when it is not here. Raises NotRemoved, which says why."""
+    def remove(self, source: str, commit: str, stands: Callable[[], bool] = lambda: True) -> int:
+        """Remove a commit, and return the bytes freed: 0 when it is not here. ``stands``: whether it is still to go.
+        Raises NotRemoved, which says why."""
         with self._clearing() as cache:
-            freed = remove_commit(cache, source, commit) if cache is not None else 0
+            freed = remove_commit(cache, source, commit, stands) if cache is not None else 0
         self.tidy()
         return freed
 
@@ -322,10 +323,10 @@ class Cache:
                     found += list_leftovers(key)
         return tuple(found)
 
-    def remove_partial(self, leftover: Leftover) -> int:
+    def remove_partial(self, leftover: Leftover, stands: Callable[[], bool] = lambda: True) -> int:
         """Remove what never came whole, and return the bytes freed. Raises NotRemoved, also while it is fetched."""
         with self._clearing() as cache:
-            return remove_leftover(cache, leftover) if cache is not None else 0
+            return remove_leftover(cache, leftover, stands) if cache is not None else 0
 
     def tidy(self, *, but: str | None = None) -> None:
         """Clear away what programs that were killed have left and nobody goes on with: folders that nothing is in, and

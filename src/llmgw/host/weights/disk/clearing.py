@@ -37,8 +37,9 @@ class Leftover:
     changed_at: float
 
 
-def remove_commit(cache: Folder, source: str, commit: str) -> int:
-    """Returns the bytes freed, 0 when it is not there. Raises NotRemoved, OSError."""
+def remove_commit(cache: Folder, source: str, commit: str, stands: Callable[[], bool] = lambda: True) -> int:
+    """Returns the bytes freed, 0 when it is not there. ``stands``: whether it is still to go, asked when nothing but
+    the removal is left. Raises NotRemoved, OSError."""
     if not is_commit(commit):
         raise NotRemoved(f"{commit[:200]!r} can't be a commit")
     name = key_of(source)
@@ -51,6 +52,7 @@ def remove_commit(cache: Folder, source: str, commit: str) -> int:
         with key.enter(commit) as folder:
             _look_at(key, folder, source, commit)
             with hold_alone(folder):
+                _look_whether(stands)
                 key.remove(commit + GONE_SUFFIX)
                 # Half of it must not keep the name of the whole.
                 key.rename(commit, commit + GONE_SUFFIX)
@@ -58,6 +60,11 @@ def remove_commit(cache: Folder, source: str, commit: str) -> int:
                 freed = key.remove(commit + GONE_SUFFIX)
         remove_empty(cache, key)
         return freed
+
+
+def _look_whether(stands: Callable[[], bool]) -> None:
+    if not stands():
+        raise NotRemoved("the order was taken back, or was over, before its turn came")
 
 
 def set_aside(key: Folder, manifest: Manifest) -> None:
@@ -116,14 +123,15 @@ def list_leftovers(key: Folder) -> list[Leftover]:
     return [_describe(key, name, source) for name in key.names() if _is_leftover(key, name)]
 
 
-def remove_leftover(cache: Folder, leftover: Leftover) -> int:
-    """Returns the bytes freed, 0 when it is not there. Raises NotRemoved, OSError."""
+def remove_leftover(cache: Folder, leftover: Leftover, stands: Callable[[], bool] = lambda: True) -> int:
+    """The same of what is left of a fetch."""
     if not is_key(leftover.key) or not is_commit(leftover.commit):
         raise NotRemoved(f"{leftover.key[:200]!r} and {leftover.commit[:200]!r} are no names of llmgw's")
     if not cache.has_folder(leftover.key):
         return 0
     with cache.enter(leftover.key) as key, _hold(key):
         names = [leftover.commit + suffix for suffix in (PART_SUFFIX, GONE_SUFFIX)]
+        _look_whether(stands)
         freed = sum(key.remove(name) for name in names if key.has_folder(name))
         remove_empty(cache, key)
         return freed

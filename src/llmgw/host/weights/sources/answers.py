@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import httpx
 
@@ -23,17 +24,35 @@ _RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 _UNSATISFIED = re.compile(r"bytes \*/([0-9]{1,18})")
 
 
+class Marks(NamedTuple):
+    """What changes when a file does, the one that says most first. None: an answer does not say it."""
+
+    linked: str | None = None
+    etag: str | None = None
+    date: str | None = None
+
+    @property
+    def first(self) -> str | None:
+        return next((mark for mark in self if mark is not None), None)
+
+    def agree(self, other: Marks) -> bool | None:
+        """By the first that both say: an ETag tells nothing of a date, and servers that share an address may say one
+        each. None: they say none in common."""
+        return next((one == two for one, two in zip(self, other, strict=True) if None not in (one, two)), None)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """A file as it is asked for. ``mark`` is what told it from others when it was resolved, None where nothing did or
-    its address does."""
+    """A file as it is asked for. ``marks`` is what told it from others when it was resolved, none where nothing did or
+    its address does; ``status`` is the kind of answer that said them."""
 
     url: httpx.URL
     name: str
     size_bytes: int
     sha256: str | None = None
     commit: str | None = None
-    mark: str | None = None
+    marks: Marks = field(default_factory=Marks)
+    status: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,10 +64,10 @@ class Answer:
     said: Mapping[str, str]
 
     @property
-    def mark(self) -> str | None:
-        """What changes when the file does."""
+    def marks(self) -> Marks:
         headers = self.response.headers
-        return self.said.get("x-linked-etag") or headers.get("etag") or headers.get("last-modified")
+        told = (self.said.get("x-linked-etag"), headers.get("etag"), headers.get("last-modified"))
+        return Marks(*(mark or None for mark in told))
 
     @property
     def length(self) -> int | None:
@@ -106,10 +125,15 @@ def _check_size(told: int | None, target: Target) -> None:
 
 
 def _check_same(answer: Answer, target: Target) -> None:
-    """By all that the way and the answer say of it; what they do not say is no reason."""
-    said = answer.said
-    if target.mark is not None and answer.mark is not None and answer.mark != target.mark:
+    """By all that the way and the answer say of it; what they do not say is no reason, but where an answer of the
+    same kind has told the file from others, and this one tells nothing that compares."""
+    said, status = answer.said, answer.response.status_code
+    alike = answer.marks.agree(target.marks)
+    if alike is False:
         raise name_change(target.name, "the server has another file by now")
+    if alike is None and status == target.status and target.marks.first is not None:
+        # Such an answer has said it before: this one may be of any file.
+        raise Broken(f"{answer.url.host} does not say any more which {target.name} it sends", remedy=BETWEEN)
     if target.commit is not None and said.get("x-repo-commit", target.commit) != target.commit:
         raise name_change(target.name, f"the hub answers from {said['x-repo-commit'][:12]}, not {target.commit[:12]}")
     _check_size(read_count(said.get("x-linked-size")), target)

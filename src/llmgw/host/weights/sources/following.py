@@ -28,6 +28,8 @@ from llmgw.host.weights.sources.web import Web
 KEPT_PLACE_SECONDS = 300.0
 MOST_KEPT = 512
 MOST_LEFT_BYTES = 64 * 1024
+# Longer than to connect anew takes.
+MOST_LEFT_SECONDS = 2.0
 FOUND = (200, 206, 416)
 _LEADING = (301, 302, 303, 307, 308)
 
@@ -117,8 +119,9 @@ class Following:
                 location = response.headers["location"]
                 told = read_count(response.headers.get("content-length"))
                 if told is not None and told <= MOST_LEFT_BYTES:
-                    # To the end of it, so that the connection is kept.
-                    await response.aread()
+                    # To the end of it, so that the connection is kept. Where that is long in coming it is not.
+                    with trio.move_on_after(MOST_LEFT_SECONDS):
+                        await response.aread()
             url = await choose_next(
                 url, location, allowed=allowed, proxies=self._proxies, wait_seconds=self._wait_seconds
             )

@@ -37,7 +37,7 @@ from llmgw.host.weights.sources.hub import (
     refuse_name,
 )
 from llmgw.host.weights.sources.redirects import Proxies, is_same_origin, read_proxies, read_web_address
-from llmgw.host.weights.sources.web import CLOSE_SECONDS, Web, read_body
+from llmgw.host.weights.sources.web import CLOSE_SECONDS, HELD_UP, Web, read_body
 
 CONNECT_SECONDS = 10.0
 READ_SECONDS = 30.0
@@ -196,7 +196,7 @@ class Origin:
             if known is None or not _look_alike(known, targets):
                 raise name_change(show_url(source.text), "the server has another file by now")
             # Nobody can say that it has changed, and this program has begun it.
-            found = commit
+            found, targets = commit, list(known)
         if len(self._targets) >= MOST_KEPT:
             del self._targets[next(iter(self._targets))]
         self._targets[source.text, found] = tuple(targets)
@@ -227,7 +227,8 @@ class Origin:
                     name=name,
                     size_bytes=size,
                     sha256=read_sha256(answer.said.get("x-linked-etag")),
-                    mark=answer.mark,
+                    marks=answer.marks,
+                    status=response.status_code,
                 )
         raise FetchFailed(
             f"{url.host} does not say how long {name} is, so that nobody could tell when all of it is here",
@@ -316,14 +317,24 @@ class Origin:
             async with read_body(answer.response) as chunks:
                 # (the time that whoever takes it needs is not the server's)
                 waited, came, since = 0.0, 0, trio.current_time()
-                async for chunk in chunks:
+                while True:
+                    # (what frames a body may come byte by byte too, and is no chunk)
+                    with trio.move_on_after(self._web.patience_seconds) as waiting:
+                        chunk = await anext(chunks, None)
+                    if waiting.cancelled_caught:
+                        raise Broken(
+                            f"{answer.url.host} has sent nothing of it for {self._web.patience_seconds:g} s",
+                            remedy=HELD_UP,
+                        )
+                    if chunk is None:
+                        return
                     waited += trio.current_time() - since
                     came += len(chunk)
                     if waited >= self._settings.read_seconds:
                         if came < LEAST_BYTES:
                             raise Broken(
                                 f"{answer.url.host} has sent {came} bytes in {waited:.0f} s",
-                                remedy="see what holds it up: that server, or what lies in between",
+                                remedy=HELD_UP,
                             )
                         waited, came = 0.0, 0
                     yield chunk
@@ -361,12 +372,15 @@ def _list_addresses(text: str) -> Iterator[tuple[str, httpx.URL]]:
 
 def _look_alike(known: tuple[Target, ...], found: list[Target]) -> bool:
     """Nothing tells them from one another, as far as their server says anything."""
-    return [(each.size_bytes, each.mark) for each in known] == [(each.size_bytes, each.mark) for each in found]
+    return all(
+        one.size_bytes == two.size_bytes and (one.marks == two.marks or one.marks.agree(two.marks) is True)
+        for one, two in zip(known, found, strict=True)
+    )
 
 
 def _commit_of(targets: list[Target], now: float) -> str:
     """A name for exactly these bytes; where no server told them from others, for what came at this moment."""
-    told: list[object] = [[target.mark, target.size_bytes, target.name] for target in targets]
-    if any(target.mark is None for target in targets):
+    told: list[object] = [[target.marks.first, target.size_bytes, target.name] for target in targets]
+    if any(target.marks.first is None for target in targets):
         told.append(now)
     return hashlib.sha256(json.dumps(told).encode()).hexdigest()[:40]

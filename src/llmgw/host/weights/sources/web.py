@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import re
 import socket
 import ssl
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterator, Mapping
@@ -19,7 +20,7 @@ import httpx
 import trio
 
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind
-from llmgw.host.weights.sources.answers import read_count
+from llmgw.host.weights.sources.answers import BETWEEN, read_count
 from llmgw.host.weights.sources.asker import AGENT, Asker
 from llmgw.host.weights.sources.connections import PEER, READ_BYTES, open_pool
 from llmgw.host.weights.sources.redirects import (
@@ -35,9 +36,16 @@ from llmgw.host.weights.sources.redirects import (
 CLOSE_SECONDS = 2.0
 # What is longer leaves its connection unfit for another request (see ``_read_on``), which costs little beside it.
 KEPT_BYTES = 8 * 1024 * 1024
-# Httpcore's name for what an answer comes from.
+# How many times as long as for its next byte is waited for what is of no use before all of it is there: the head of an
+# answer, with all that is sent ahead of it. With 30 s this is more than the minute for which a proxy may hold one back.
+PATIENCE = 3
+HELD_UP = "see what holds it up: that server, or what lies in between"
+# Httpcore's names for what an answer comes from, and for the moment at which it is waited for.
 STREAM = "network_stream"
+_WAITING = "http11.receive_response_headers.started"
 
+# What OpenSSL calls a server's word on our certificate, which in TLS 1.3 comes only with the first read.
+_REFUSED = re.compile("_ALERT_.*(CERTIFICATE|UNKNOWN_CA|ACCESS_DENIED|HANDSHAKE_FAILURE)")
 _FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.UnsupportedProtocol)
 
 
@@ -77,6 +85,7 @@ class Web:
         self._extensions = {"timeout": limits}
         self._connect_seconds = connect_seconds
         self._read_seconds = read_seconds
+        self.patience_seconds = PATIENCE * read_seconds
         self._headers = {"user-agent": user_agent, "accept": "*/*", "accept-encoding": "identity"}
         self._asker = asker
         self._roads: dict[tuple[str | None, frozenset[Place] | None], httpcore.AsyncConnectionPool] = {}
@@ -117,10 +126,12 @@ class Web:
             "GET",
             httpcore.URL(scheme=url.raw_scheme, host=url.raw_host, port=url.port, target=url.raw_path),
             headers=told.headers.raw,
-            extensions=self._extensions,
         )
         with self.naming(url, proxy):
-            answer = await self._road_of(proxy, allowed).handle_async_request(request)
+            answer = await self._send(request, self._road_of(proxy, allowed))
+            if answer is None:
+                host = _name_host(url if proxy is None else httpx.URL(proxy), url)
+                raise Broken(f"{host} has sent no whole answer for {self.patience_seconds:g} s", remedy=HELD_UP)
             try:
                 stream = answer.extensions[STREAM]
                 found = {PEER: stream.get_extra_info(PEER), STREAM: stream}
@@ -130,6 +141,19 @@ class Web:
             finally:
                 with trio.move_on_after(CLOSE_SECONDS, shield=True):
                     await answer.aclose()
+
+    async def _send(self, request: httpcore.Request, road: httpcore.AsyncConnectionPool) -> httpcore.Response | None:
+        """The answer, once its head is here. None: it never ends, or others are sent ahead of it all the time."""
+        with trio.CancelScope() as scope:
+
+            async def watch(event: str, _: object) -> None:
+                # (not before: who waits for a connection does so for as long as others hold them)
+                if event == _WAITING:
+                    scope.deadline = trio.current_time() + self.patience_seconds
+
+            request.extensions = {**self._extensions, "trace": watch}
+            return await road.handle_async_request(request)
+        return None
 
     @contextlib.contextmanager
     def naming(self, url: httpx.URL, proxy: str | None) -> Iterator[None]:
@@ -227,6 +251,9 @@ def _name_failure(error: Exception, near: httpx.URL, url: httpx.URL, asker: Aske
         if isinstance(cause, ssl.SSLCertVerificationError):
             return _name_certificate(url.host, cause, asker)
         if isinstance(cause, ssl.SSLError) and not isinstance(cause, ssl.SSLEOFError | ssl.SSLZeroReturnError):
+            if not isinstance(error, httpcore.ConnectError) and not _REFUSED.search(cause.reason or ""):
+                # They had agreed, and what came since was changed on its way.
+                return Broken(f"the connection to {host} broke: {_words(cause)}", remedy=BETWEEN)
             return FetchFailed(
                 f"{url.host} and this machine find no common TLS on port {port_of(url)}: {_words(cause)}",
                 Kind.TLS,

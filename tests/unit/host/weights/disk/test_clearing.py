@@ -76,6 +76,17 @@ def test_a_commit_goes_and_the_last_one_takes_its_source_with_it(cache, make):
     assert remove_commit(cache, SOURCE, COMMIT) == 0
 
 
+def test_what_is_not_to_go_any_more_stays_as_it_is(cache, make):
+    place = make()
+    place.parent.joinpath("d" * 40 + ".part").mkdir()
+    left = Leftover(key=KEY, source=SOURCE, commit="d" * 40, size_bytes=0, changed_at=0)
+    for removes, what in ((remove_commit, (SOURCE, COMMIT)), (remove_leftover, (left,))):
+        with pytest.raises(NotRemoved, match="before its turn came"):
+            removes(cache, *what, lambda: False)
+    assert (place / "f").exists()
+    assert place.parent.joinpath("d" * 40 + ".part").exists()
+
+
 @pytest.mark.parametrize("commit", ["..", "../..", "", ".", "source", ".lock", "a/b", f"{COMMIT}.part", "/etc"])
 def test_no_name_leads_out_of_the_cache(cache, make, precious, commit):
     place = make()

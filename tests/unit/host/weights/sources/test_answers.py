@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import httpx
 import pytest
 
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind, NoRanges
-from llmgw.host.weights.sources.answers import Answer, Target, check_answer, size_of
+from llmgw.host.weights.sources.answers import Answer, Marks, Target, check_answer, size_of
 
 URL = httpx.URL("https://host/x.gguf?secret")
 # More digits than Python makes a number of.
 ENDLESS = "9" * 5000
-TARGET = Target(url=URL, name="x.gguf", size_bytes=1000, mark='"m"')
+TARGET = Target(url=URL, name="x.gguf", size_bytes=1000, marks=Marks(etag='"m"'))
 
 
 def answer(status: int, said: dict[str, str] | None = None, **headers: str) -> Answer:
@@ -41,10 +43,38 @@ def test_how_long_a_file_is(found: Answer, size: int | None) -> None:
 
 
 def test_what_tells_a_file_from_another() -> None:
-    assert answer(200, {"x-linked-etag": '"l"'}, etag='"e"').mark == '"l"'
-    assert answer(200, etag='"e"', last_modified="then").mark == '"e"'
-    assert answer(200, last_modified="then").mark == "then"
-    assert answer(200).mark is None
+    assert answer(200, {"x-linked-etag": '"l"'}, etag='"e"').marks.first == '"l"'
+    assert answer(200, etag='"e"', last_modified="then").marks.first == '"e"'
+    assert answer(200, last_modified="then").marks.first == "then"
+    assert answer(200, etag="").marks.first is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "agree"),
+    [
+        (Marks(etag="e", date="then"), Marks(etag="e", date="later"), True),
+        (Marks(etag="e", date="then"), Marks(etag="f", date="then"), False),
+        (Marks(etag="e", date="then"), Marks(date="then"), True),
+        (Marks(etag="e", date="then"), Marks(date="later"), False),
+        (Marks(linked="l", etag="e"), Marks(etag="e"), True),
+        (Marks(etag="e"), Marks(date="then"), None),
+        (Marks(etag="e"), Marks(), None),
+        (Marks(), Marks(), None),
+    ],
+)
+def test_an_etag_is_compared_with_an_etag_and_a_date_with_a_date(one: Marks, other: Marks, agree: bool | None) -> None:
+    assert (one.agree(other), other.agree(one)) == (agree, agree)
+
+
+def test_an_answer_that_leaves_out_what_its_like_have_said_may_be_asked_for_again() -> None:
+    found = answer(206, content_range="bytes 100-199/1000")
+    later = answer(206, content_range="bytes 100-199/1000", last_modified="then")
+    for each in (found, later):
+        with pytest.raises(Broken, match=r"does not say any more which x\.gguf it sends"):
+            check_answer(each, replace(TARGET, status=206), 100, 200)
+    # Some servers tell it only with a whole file, and some never.
+    assert check_answer(found, replace(TARGET, status=200), 100, 200) == 0
+    assert check_answer(found, replace(TARGET, status=206, marks=Marks()), 100, 200) == 0
 
 
 @pytest.mark.parametrize(

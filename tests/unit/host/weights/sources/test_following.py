@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import httpx
 import pytest
 import trio
 from fake_origin import FakeOrigin
+from trio.testing import MockClock
 
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind
 from llmgw.host.weights.sources import following
@@ -61,6 +64,23 @@ async def test_a_redirect_with_a_body_is_followed_too(server: FakeOrigin, asking
         server.fault("x", status=status, body="moved", headers={"location": "/y"}, times=1)
         async with asking.ask(httpx.URL(f"{server.url}/x"), {}) as answer:
             assert (answer.url.path, await answer.response.aread()) == ("/y", b"y")
+
+
+async def test_the_body_of_a_redirect_is_not_waited_for(asking: Following, autojump_clock: MockClock) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        if b"/x" not in await stream.receive_some():
+            await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            return
+        await stream.send_all(b"HTTP/1.1 302 Found\r\nlocation: /y\r\ncontent-length: 60000\r\n\r\n")
+        with contextlib.suppress(trio.BrokenResourceError):
+            while True:
+                await stream.send_all(b"x")
+                await trio.sleep(0.5)
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        assert await ask(asking, f"http://127.0.0.1:{listener.socket.getsockname()[1]}/x") == 200
+        nursery.cancel_scope.cancel()
 
 
 async def test_a_redirect_that_says_not_where_is_told_with_its_path(server: FakeOrigin, asking: Following) -> None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import logging
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import trio
 from fake_origin import FakeOrigin
+from trio.testing import MockClock
 
 from llmgw.core.weights import Listing, parse_source
 from llmgw.errors import ConfigError
@@ -458,6 +461,49 @@ async def test_a_server_that_only_drips_is_left(web: FakeOrigin) -> None:
         error = await broken(origin, listing)
     assert "bytes in " in error.reason
     assert error.remedy
+
+
+async def test_a_body_of_which_only_the_framing_drips_is_left(web: FakeOrigin, autojump_clock: MockClock) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+        with contextlib.suppress(trio.BrokenResourceError):
+            while True:
+                await stream.send_all(b"0")
+                await trio.sleep(5)
+
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        endpoint = f"http://127.0.0.1:{listener.socket.getsockname()[1]}"
+        async with open_origin(settings_of(web, endpoint=endpoint, read_seconds=30)) as origin:
+            with pytest.raises(Broken, match="has sent nothing of it for 90 s") as raised:
+                await origin.resolve(parse_source(HUB_X), None)
+        nursery.cancel_scope.cancel()
+    assert raised.value.remedy
+
+
+async def test_servers_that_share_an_address_may_say_different_things(
+    origin: Origin, web: FakeOrigin, folder: Path
+) -> None:
+    listing = await resolve(origin, f"{web.url}/{X}")
+    web.fault(X, headers={"etag": None})
+    assert await read(origin, listing, (10, 20)) == (folder / "x.gguf").read_bytes()[10:20]
+    assert (await resolve(origin, listing.source, listing.commit)).commit == listing.commit
+    web.clear()
+    # (what was said at first is what counts)
+    web.fault(X, etag='"another"')
+    assert (await failing(read, origin, listing, (10, 20))).kind is Kind.CHANGED
+
+
+async def test_an_answer_that_does_not_say_any_more_of_which_file_it_is_is_not_taken(
+    origin: Origin, web: FakeOrigin, folder: Path
+) -> None:
+    listing = await resolve(origin, f"{web.url}/{X}")
+    web.fault(X, etag="", times=1)
+    assert "does not say any more" in (await broken(origin, listing, (10, 20))).reason
+    assert await read(origin, listing, (10, 20)) == (folder / "x.gguf").read_bytes()[10:20]
+    web.fault(X, etag="", times=1)
+    assert (await failing(resolve, origin, listing.source, listing.commit)).kind is Kind.CHANGED
 
 
 async def test_a_listing_of_other_files_is_another_thing(origin: Origin, web: FakeOrigin) -> None:

@@ -7,7 +7,7 @@ import os
 import socket
 import ssl
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,8 +16,10 @@ import httpx
 import pytest
 import trio
 from fake_origin import FakeOrigin
+from trio.testing import MockClock
 
 from llmgw.host.weights.errors import Broken, FetchFailed, Kind
+from llmgw.host.weights.sources import connections
 from llmgw.host.weights.sources.asker import Asker
 from llmgw.host.weights.sources.connections import make_tls
 from llmgw.host.weights.sources.redirects import Proxies
@@ -35,15 +37,19 @@ def ca_file(tmp_path: Path) -> str:
     return str(path)
 
 
-@contextlib.contextmanager
-def serve_tls(tmp_path: Path, host: str = "127.0.0.1", *, now: float | None = None) -> Iterator[FakeOrigin]:
+def make_context(tmp_path: Path, host: str = "127.0.0.1", *, now: float | None = None) -> ssl.SSLContext:
     issued = issue_server(AUTHORITY, "origin", (host,), now=time.time() if now is None else now, days=30)
     (tmp_path / "cert.pem").write_bytes(certificate_pem(issued.certificate))
     (tmp_path / "key.pem").write_bytes(key_pem(issued.key))
-    (tmp_path / "x.gguf").write_bytes(b"weights")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(tmp_path / "cert.pem", tmp_path / "key.pem")
-    with FakeOrigin(tmp_path, tls=context) as origin:
+    return context
+
+
+@contextlib.contextmanager
+def serve_tls(tmp_path: Path, host: str = "127.0.0.1", *, now: float | None = None) -> Iterator[FakeOrigin]:
+    (tmp_path / "x.gguf").write_bytes(b"weights")
+    with FakeOrigin(tmp_path, tls=make_context(tmp_path, host, now=now)) as origin:
         yield origin
 
 
@@ -55,6 +61,14 @@ async def opened(ca_file: str | None = None, **more: Any) -> AsyncIterator[Web]:
         yield web
     finally:
         await web.close()
+
+
+@contextlib.asynccontextmanager
+async def serve(answer: Callable[[trio.SocketStream], Awaitable[None]]) -> AsyncIterator[int]:
+    async with trio.open_nursery() as nursery:
+        (listener,) = await nursery.start(partial(trio.serve_tcp, answer, 0, host="127.0.0.1"))
+        yield int(listener.socket.getsockname()[1])
+        nursery.cancel_scope.cancel()
 
 
 async def get(web: Web, url: str) -> bytes:
@@ -174,6 +188,114 @@ async def test_a_server_without_tls_is_told(tmp_path: Path) -> None:
         async with opened() as web:
             error = await failing(web, f"https://127.0.0.1:{origin.port}/x")
     assert (error.kind, "no common TLS" in error.message) == (Kind.TLS, True)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+async def test_a_server_that_wants_a_certificate_of_ours_is_told(
+    tmp_path: Path, ca_file: str, version: ssl.TLSVersion
+) -> None:
+    context = make_context(tmp_path)
+    context.verify_mode, context.maximum_version = ssl.CERT_REQUIRED, version
+
+    async def answer(stream: trio.SocketStream) -> None:
+        came, told = ssl.MemoryBIO(), ssl.MemoryBIO()
+        tls = context.wrap_bio(came, told, server_side=True)
+        while data := await stream.receive_some():
+            came.write(data)
+            with contextlib.suppress(ssl.SSLError):
+                tls.do_handshake()
+            await stream.send_all(told.read())
+
+    async with serve(answer) as port, opened(ca_file) as web:
+        error = await failing(web, f"https://127.0.0.1:{port}/x")
+    assert (error.kind, "alert" in error.message) == (Kind.TLS, True)
+
+
+@pytest.mark.parametrize("size", [3_000_000, KEPT_BYTES + 3_000_000])
+async def test_what_was_changed_on_its_way_is_a_connection_that_broke(tmp_path: Path, ca_file: str, size: int) -> None:
+    with serve_tls(tmp_path) as origin:
+        (tmp_path / "large.gguf").write_bytes(bytes(size))
+
+        async def relay(near: trio.SocketStream) -> None:
+            far = await trio.open_tcp_stream("127.0.0.1", origin.port)
+
+            async def answer() -> None:
+                came = 0
+                async for data in far:
+                    is_late = came <= size - 500_000 < came + len(data)
+                    came += len(data)
+                    await near.send_all(data[:-1] + bytes([data[-1] ^ is_late]))
+
+            async with far, trio.open_nursery() as nursery:
+                nursery.start_soon(answer)
+                async for data in near:
+                    await far.send_all(data)
+                nursery.cancel_scope.cancel()
+
+        async with serve(relay) as port, opened(ca_file) as web:
+            error = await broken(web, f"https://127.0.0.1:{port}/large.gguf")
+    assert "the connection to 127.0.0.1 broke: " in error.reason
+
+
+DRIPS = [(b"HTTP/1.1 200 OK\r\nx: ", b"y"), (b"", b"HTTP/1.1 102 Processing\r\n\r\n")]
+
+
+@pytest.mark.parametrize(("first", "more"), DRIPS)
+async def test_an_answer_that_never_begins_is_not_waited_for(
+    first: bytes, more: bytes, autojump_clock: MockClock
+) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        await stream.send_all(first)
+        with contextlib.suppress(trio.BrokenResourceError):
+            while True:
+                await stream.send_all(more)
+                await trio.sleep(5)
+
+    async with serve(answer) as port, opened(read_seconds=30.0) as web:
+        with pytest.raises(Broken, match=r"^127\.0\.0\.1 has sent no whole answer for 90 s") as raised:
+            async with web.get(httpx.URL(f"http://127.0.0.1:{port}/?secret"), {}):
+                pass
+    assert raised.value.remedy
+    assert trio.current_time() == pytest.approx(90, abs=10)
+
+
+async def test_whoever_is_told_to_wait_for_a_minute_does(autojump_clock: MockClock) -> None:
+    async def answer(stream: trio.SocketStream) -> None:
+        await stream.receive_some()
+        for _ in range(12):
+            await stream.send_all(b"HTTP/1.1 102 Processing\r\n\r\n")
+            await trio.sleep(5)
+        await stream.send_all(b"HTTP/1.1 204 Here\r\n\r\n")
+
+    async with serve(answer) as port, opened(read_seconds=30.0) as web:
+        async with web.get(httpx.URL(f"http://127.0.0.1:{port}/"), {}) as response:
+            assert response.status_code == 204
+        assert trio.current_time() >= 60
+
+
+async def test_the_wait_for_a_connection_that_others_hold_is_not_the_servers(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 1)
+
+    async def answer(stream: trio.SocketStream) -> None:
+        async for _ in stream:
+            await stream.send_all(b"HTTP/1.1 200 OK\r\ncontent-length: 1\r\n\r\nx")
+
+    async with serve(answer) as port, opened(read_seconds=30.0) as web:
+        url = httpx.URL(f"http://127.0.0.1:{port}/")
+
+        async def hold() -> None:
+            async with web.get(url, {}):
+                await trio.sleep(1000)
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(hold)
+            await trio.sleep(1)
+            async with web.get(url, {}) as response:
+                assert response.status_code == 200
+        assert trio.current_time() >= 1000
 
 
 async def test_a_name_that_nobody_has_is_told() -> None:
