@@ -455,7 +455,7 @@ async def test_a_read_that_is_left_or_cancelled_leaves_nothing_behind(origin: Or
 
 @pytest.mark.slow
 async def test_a_server_that_only_drips_is_left(web: FakeOrigin) -> None:
-    async with open_origin(settings_of(web, read_seconds=0.5)) as origin:
+    async with open_origin(settings_of(web, read_seconds=2)) as origin:
         listing = await resolve(origin, HUB_X)
         web.fault("cdn/*", bytes_per_s=5000)
         error = await broken(origin, listing)
